@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from orl_core.errors import ConfigError
+
 Family = Literal["masked", "uniform"]
 
 
@@ -41,11 +43,14 @@ def corrupt(
     vocab_size: int,
     mask_id: int | None = None,
 ) -> NoisyTokens:
-    """Replaces each token with probability `level` (float [T]) by the family's noise."""
+    """Replaces each token with probability `level` (float [T]) by the family's noise.
+
+    clean: int64 [T], on the generator's device. Raises ConfigError without `mask_id` in the masked family.
+    """
     hit = torch.rand(clean.shape, generator=generator) < level
     if family == "masked":
         if mask_id is None:
-            raise ValueError("the masked family needs mask_id")
+            raise ConfigError("mask_id is None; the masked family replaces tokens by it, so it must be a token id")
         noise = torch.full_like(clean, mask_id)
     else:
         noise = torch.randint(vocab_size, clean.shape, generator=generator, dtype=clean.dtype)
@@ -71,4 +76,5 @@ def loss_weights(corrupted: Tensor, family: Family, clean_weight: float = 1.0) -
     weight = corrupted.float()
     if family == "uniform":
         weight = torch.where(corrupted, weight, torch.full_like(weight, clean_weight))
-    return weight / weight.sum().clamp(min=1.0)
+    total = weight.sum()
+    return weight / torch.where(total > 0, total, torch.ones_like(total))

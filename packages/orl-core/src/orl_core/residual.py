@@ -8,7 +8,7 @@ Shape legend: B batch, C canvas, V vocabulary, d width.
 import torch
 from torch import Tensor, nn
 
-from orl_core.errors import ShapeError
+from orl_core.errors import ConfigError, ShapeError
 
 
 def expected_embedding(prob_BCV: Tensor, embedding_Vd: Tensor) -> Tensor:
@@ -59,6 +59,11 @@ def add_residual(embedding: Tensor, residual: Tensor, receives: Tensor) -> Tenso
 
 
 def residual_receivers(family: str, unresolved_BC: Tensor, has_context_B: Tensor) -> Tensor:
-    """Which positions of a canvas receive the residual, bool [B, C]; `has_context_B` is False at a block's first step."""
+    """Which positions of a canvas receive the residual, bool [B, C].
+
+    family: "uniform" or "masked". has_context_B: bool [B], False at a block's first step, where nothing receives it.
+    """
+    if family not in ("uniform", "masked"):
+        raise ConfigError(f"family is {family!r}; it must be 'uniform' or 'masked'")
     everywhere = torch.ones_like(unresolved_BC) if family == "uniform" else unresolved_BC
     return everywhere & has_context_B[:, None]

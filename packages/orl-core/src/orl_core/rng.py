@@ -19,7 +19,10 @@ _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
 
 class Stream(IntEnum):
-    """Independent families of draws within one decoding run (at most four: they share a counter word with the block)."""
+    """Independent families of draws within one decoding run.
+
+    At most four: they share a counter word with the block.
+    """
 
     CANVAS = 0
     RENOISE = 1
@@ -72,5 +75,6 @@ class CounterRng:
 
     def uniform(self, stream: Stream, block_B: Tensor, step_B: Tensor, length: int, lanes: int) -> Tensor:
         words = torch.stack(self._words(stream, block_B, step_B, length, -(-lanes // 4)), -1)
-        bits = words.flatten(-2)[..., :lanes] >> 8  # 24 bits: exact in float32
-        return (bits.float() + 0.5) * 2.0**-24
+        # 23 bits and a half are exact in float32; with 24 the largest draw would round to 1, its Gumbel noise to inf.
+        bits = words.flatten(-2)[..., :lanes] >> 9
+        return (bits.float() + 0.5) * 2.0**-23

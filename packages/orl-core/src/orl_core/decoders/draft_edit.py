@@ -19,7 +19,11 @@ class DraftEdit:
     filled positions are rewritten where the candidate differs and its probability > `edit_threshold`.
 
     Once no mask remains, at most `max_post_steps` further steps only edit. Decoding stops after a step that began
-    without masks and edited nothing. Prompt tokens are never edited. Published modes: quality 0.7 / 0.5, speed 0.5 / 0.0.
+    without masks and edited nothing. Prompt tokens are never edited. Published modes (threshold / edit threshold):
+    quality 0.7 / 0.5, speed 0.5 / 0.0.
+
+    canvas_length: the most positions a block may have; it bounds the number of steps.
+    sampling_temperature: softmax temperature; 0 is greedy.
     """
 
     mask_id: int
@@ -51,7 +55,7 @@ class DraftEdit:
         return self.canvas_length + self.max_post_steps
 
     def init(self, fixed_BC: Tensor, editable_BC: Tensor, draws: DrawSource, block_B: Tensor) -> CanvasState:
-        return masked_canvas(fixed_BC, editable_BC, self.mask_id)
+        return masked_canvas(fixed_BC, editable_BC, self.mask_id, self.canvas_length)
 
     def temperature(self, state: CanvasState) -> Tensor:
         return torch.full_like(state.step, self.sampling_temperature or 1.0, dtype=torch.float32)

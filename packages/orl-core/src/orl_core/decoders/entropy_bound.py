@@ -56,7 +56,8 @@ class EntropyBound:
 
     def accept(self, entropy_BC: Tensor) -> Tensor:
         """bool [B, C]: the positions of lowest entropy whose joint mutual information is bounded."""
-        ascending_BC, order_BC = entropy_BC.sort(dim=-1)
+        # Stable, so that equal entropies are taken in the order of their positions on every device and batch size.
+        ascending_BC, order_BC = entropy_BC.sort(dim=-1, stable=True)
         chosen_BC = ascending_BC.cumsum(-1) - ascending_BC <= self.entropy_bound
         return torch.zeros_like(chosen_BC).scatter(-1, order_BC, chosen_BC)
 

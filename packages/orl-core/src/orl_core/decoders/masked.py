@@ -5,10 +5,16 @@ from torch import Tensor
 
 from orl_core.decoders.base import CanvasState, rank_descending, start_state
 from orl_core.entropy import TokenStats
+from orl_core.errors import ShapeError
 
 
-def masked_canvas(fixed_BC: Tensor, editable_BC: Tensor, mask_id: int) -> CanvasState:
-    """A canvas of [MASK] with the prompt's tokens where they are fixed."""
+def masked_canvas(fixed_BC: Tensor, editable_BC: Tensor, mask_id: int, canvas_length: int) -> CanvasState:
+    """A canvas of [MASK] with the prompt's tokens where they are fixed; at most `canvas_length` positions."""
+    if fixed_BC.shape[-1] > canvas_length:
+        raise ShapeError(
+            f"the block has {fixed_BC.shape[-1]} positions but the decoder was built with canvas_length = "
+            f"{canvas_length}; build it with the model's canvas length"
+        )
     return start_state(torch.where(editable_BC, torch.full_like(fixed_BC, mask_id), fixed_BC), editable_BC)
 
 

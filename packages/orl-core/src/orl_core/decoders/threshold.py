@@ -20,8 +20,8 @@ class Threshold:
     steps: None gives a quota of one position a step. A number gives LLaDA2.0's schedule: the canvas is divided evenly
     over `steps` steps (the first ones take the remainder), and a step that has fewer confident positions than its
     share commits its share of the most confident ones.
-    canvas_length: upper bound of positions in a block; bounds the number of steps.
-    temperature: softmax temperature; 0 is greedy.
+    canvas_length: the most positions a block may have; it bounds the number of steps.
+    sampling_temperature: softmax temperature; 0 is greedy.
     """
 
     mask_id: int
@@ -50,7 +50,7 @@ class Threshold:
         return self.canvas_length
 
     def init(self, fixed_BC: Tensor, editable_BC: Tensor, draws: DrawSource, block_B: Tensor) -> CanvasState:
-        return masked_canvas(fixed_BC, editable_BC, self.mask_id)
+        return masked_canvas(fixed_BC, editable_BC, self.mask_id, self.canvas_length)
 
     def temperature(self, state: CanvasState) -> Tensor:
         return torch.full_like(state.step, self.sampling_temperature or 1.0, dtype=torch.float32)

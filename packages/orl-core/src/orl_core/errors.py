@@ -13,6 +13,10 @@ class ShapeError(OrlError, ValueError):
     """A tensor has another shape or dtype than the function documents."""
 
 
+class DataError(OrlError, ValueError):
+    """Data lacks something that its format prescribes, or holds values that the format cannot represent."""
+
+
 def require_range(name: str, value: float, low: float, high: float) -> None:
     """Raises ConfigError unless low <= value <= high."""
     if not low <= value <= high:

@@ -1,0 +1,206 @@
+"""Qwen3-family denoisers: QwenDLM (Qwen3 body, residual adapter), plain Qwen3 and SDAR checkpoints.
+
+Numerics follow transformers' Qwen3ForCausalLM; weight names are its names, plus `residual_adapter.*`.
+Shape legend: B rows, T tokens, C canvas, H heads, D head width, d width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dlmrt.cache import KVCache, Span
+from dlmrt.checkpoint.config import Fields
+from dlmrt.models.base import BlockModel, BlockSpec, ModelConfig
+from dlmrt.models.layers import RotaryTable, StackedLinear, attend, gated_mlp, rms_norm, rotate
+from orl_core.noise import Family
+from orl_core.residual import ResidualAdapter, add_residual
+
+_PLAIN_CANVAS = 32
+_SDAR_CANVAS, _SDAR_MASK = 4, 151669
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Config(ModelConfig):
+    """The keys of config.json that the engine honours.
+
+    A plain Qwen3 checkpoint has none of the last four and runs as a uniform-family denoiser without residual adapter.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    canvas_length: int
+    state_family: Family
+    mask_token_id: int | None
+    residual_intermediate_size: int
+    aligned_blocks: bool
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        fields = Fields(raw)
+        fields.require("hidden_act", "silu")
+        fields.require("attention_bias", False)
+        fields.require("use_sliding_window", False)
+        rope = fields.section("rope_parameters") or fields.section("rope_scaling")
+        rope.require("rope_type", "default")
+        sdar = raw.get("model_type") == "sdar"
+        family = fields.choice("state_family", ("uniform", "masked"), default="masked" if sdar else "uniform")
+        heads, width = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+        vocab_size = fields.integer("vocab_size")
+        mask_token_id = None
+        if family == "masked":
+            default = _SDAR_MASK if sdar else None
+            mask_token_id = fields.integer("mask_token_id", default=default, low=0, high=vocab_size - 1)
+        canvas_key = "block_size" if sdar and "block_size" in raw else "canvas_length"
+        return cls(
+            vocab_size=vocab_size,
+            hidden_size=width,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_hidden_layers=fields.integer("num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=fields.divisor("num_key_value_heads", heads, default=heads),
+            head_dim=fields.integer("head_dim", default=width // heads),
+            rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
+            rope_theta=rope.number("rope_theta", default=fields.number("rope_theta", default=10000.0)),
+            max_position_embeddings=fields.integer("max_position_embeddings"),
+            tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
+            canvas_length=fields.integer(canvas_key, default=_SDAR_CANVAS if sdar else _PLAIN_CANVAS),
+            state_family=cast(Family, family),
+            mask_token_id=mask_token_id,
+            residual_intermediate_size=fields.integer("residual_intermediate_size", default=0, low=0),
+            aligned_blocks=sdar,
+        )
+
+    @property
+    def spec(self) -> BlockSpec:
+        return BlockSpec(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            canvas_length=self.canvas_length,
+            max_context=self.max_position_embeddings,
+            family=self.state_family,
+            mask_token_id=self.mask_token_id,
+            layout="aligned" if self.aligned_blocks else "prompt_end",
+            commit="block_causal" if self.aligned_blocks else "causal",
+            has_residual=self.residual_intermediate_size > 0,
+            kv_layers=((self.num_key_value_heads, self.head_dim),) * self.num_hidden_layers,
+        )
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        d, m, D, r = self.hidden_size, self.intermediate_size, self.head_dim, self.residual_intermediate_size
+        q, kv = self.num_attention_heads * D, self.num_key_value_heads * D
+        layer = {
+            "input_layernorm.weight": (d,),
+            "self_attn.q_proj.weight": (q, d),
+            "self_attn.k_proj.weight": (kv, d),
+            "self_attn.v_proj.weight": (kv, d),
+            "self_attn.o_proj.weight": (d, q),
+            "self_attn.q_norm.weight": (D,),
+            "self_attn.k_norm.weight": (D,),
+            "post_attention_layernorm.weight": (d,),
+            "mlp.gate_proj.weight": (m, d),
+            "mlp.up_proj.weight": (m, d),
+            "mlp.down_proj.weight": (d, m),
+        }
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, d)}
+        for index in range(self.num_hidden_layers):
+            shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes["model.norm.weight"] = (d,)
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, d)
+        if r:
+            adapter = {"norm.weight": (d,), "gate_proj.weight": (r, d), "up_proj.weight": (r, d)}
+            adapter |= {"down_proj.weight": (d, r), "alpha": ()}
+            shapes |= {f"residual_adapter.{name}": shape for name, shape in adapter.items()}
+        return shapes
+
+    def ignores(self, name: str) -> bool:
+        return self.tie_word_embeddings and name == "lm_head.weight"
+
+
+class _Layer:
+    """One decoder layer: attention and gated MLP, each behind an RMSNorm, with QK-norm before rotary."""
+
+    def __init__(self, config: Qwen3Config, tensors: Mapping[str, Tensor], index: int, fuse: bool) -> None:
+        def weight(name: str) -> Tensor:
+            return tensors[f"model.layers.{index}.{name}.weight"]
+
+        self.index, self.eps, self.head_dim = index, config.rms_norm_eps, config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.input_norm, self.post_norm = weight("input_layernorm"), weight("post_attention_layernorm")
+        self.q_norm, self.k_norm = weight("self_attn.q_norm"), weight("self_attn.k_norm")
+        self.qkv = StackedLinear([weight(f"self_attn.{n}_proj") for n in "qkv"], fuse=fuse)
+        self.out = weight("self_attn.o_proj")
+        self.gate_up = StackedLinear([weight("mlp.gate_proj"), weight("mlp.up_proj")], fuse=fuse)
+        self.down = weight("mlp.down_proj")
+
+    def write_keys(self, x_BTd: Tensor, rotary: tuple[Tensor, Tensor], span: Span, cache: KVCache):
+        """Queries [B, T, H, D], and the cache views of all keys and values after writing this span's."""
+        heads = (*x_BTd.shape[:-1], -1, self.head_dim)
+        q, k, v = self.qkv(rms_norm(x_BTd, self.input_norm, self.eps))
+        q = rotate(rms_norm(q.view(heads), self.q_norm, self.eps), *rotary)
+        k = rotate(rms_norm(k.view(heads), self.k_norm, self.eps), *rotary)
+        return q, *cache.write(self.index, k, v.view(heads), span)
+
+    def __call__(self, x_BTd: Tensor, rotary: tuple[Tensor, Tensor], span: Span, cache: KVCache) -> Tensor:
+        q, keys, values = self.write_keys(x_BTd, rotary, span, cache)
+        x_BTd = x_BTd + F.linear(attend(q, keys, values, span, scale=self.scale), self.out)
+        return x_BTd + gated_mlp(rms_norm(x_BTd, self.post_norm, self.eps), self.gate_up, self.down)
+
+
+class Qwen3(BlockModel):
+    """See `BlockModel`."""
+
+    config_class = Qwen3Config
+
+    def __init__(self, config: Qwen3Config, tensors: Mapping[str, Tensor], *, fuse: bool) -> None:
+        tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+        self.config, self.spec = config, config.spec
+        self.embedding = tensors["model.embed_tokens.weight"]
+        self.head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+        self.norm = tensors["model.norm.weight"]
+        self.layers = [_Layer(config, tensors, index, fuse) for index in range(config.num_hidden_layers)]
+        self.rotary = RotaryTable.default(config.rope_theta, config.head_dim, self.dtype, self.device)
+        self.adapter = _adapter(config, tensors) if config.residual_intermediate_size else None
+
+    @classmethod
+    def from_tensors(cls, config: Qwen3Config, tensors: Mapping[str, Tensor], *, fuse: bool = True) -> Self:
+        return cls(config, tensors, fuse=fuse)
+
+    def encode(self, ids_BT: Tensor, span: Span, cache: KVCache) -> None:
+        x_BTd, rotary = F.embedding(ids_BT, self.embedding), self.rotary.at(span)
+        for layer in self.layers[:-1]:
+            x_BTd = layer(x_BTd, rotary, span, cache)
+        self.layers[-1].write_keys(x_BTd, rotary, span, cache)  # nothing reads the last layer's output
+
+    def denoise(
+        self, ids_BC: Tensor, z_BCd: Tensor | None, receives_BC: Tensor | None, span: Span, cache: KVCache
+    ) -> Tensor:
+        x_BCd, rotary = F.embedding(ids_BC, self.embedding), self.rotary.at(span)
+        if self.adapter is not None and z_BCd is not None and receives_BC is not None:
+            x_BCd = add_residual(x_BCd, self.adapter(z_BCd), receives_BC)
+        for layer in self.layers:
+            x_BCd = layer(x_BCd, rotary, span, cache)
+        return rms_norm(x_BCd, self.norm, self.config.rms_norm_eps)
+
+
+def _adapter(config: Qwen3Config, tensors: Mapping[str, Tensor]) -> ResidualAdapter:
+    """orl-core's adapter over the given tensors, without copying them."""
+    prefix = "residual_adapter."
+    with torch.device("meta"):
+        adapter = ResidualAdapter(config.hidden_size, config.residual_intermediate_size, config.rms_norm_eps)
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    adapter.load_state_dict(own, assign=True)
+    return adapter.requires_grad_(False)

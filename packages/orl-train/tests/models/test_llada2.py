@@ -174,14 +174,21 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 def test_model_is_a_denoiser(model):
     assert isinstance(model, Denoiser)
+    assert (model.family, model.embedding.shape) == ("masked", (320, 64))
+
+
+def test_mask_id_defaults_to_the_published_one_where_the_vocabulary_has_it():
+    assert LLaDA2MoeConfig().mask_token_id == 156895
+    assert LLaDA2MoeConfig(vocab_size=320).mask_token_id is None
+    assert LLaDA2MoeConfig(vocab_size=320, mask_token_id=318).mask_token_id == 318
 
 
 def test_wrong_input_gets_an_error_that_says_what_is_right(model):
     ids = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.raises(ShapeError, match="block mask"):
         model(ids, torch.ones(1, 4, dtype=torch.int64))
-    with pytest.raises(ConfigError, match="residual_intermediate_size"):
-        model.denoise(ids, ids, torch.ones(4, 4, dtype=torch.bool), torch.zeros(1, 4, 64), torch.ones(1, 4) > 0)
+    with pytest.raises(ConfigError, match="state_family"):
+        LLaDA2MoeConfig(state_family="uniform")
     with pytest.raises(ConfigError, match="rope_scaling"):
         LLaDA2MoeConfig(rope_scaling={"type": "yarn"})
     with pytest.raises(ConfigError, match="score_function"):

@@ -11,7 +11,8 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-from orl_core.errors import ConfigError, ShapeError
+from orl_core.errors import ShapeError
+from orl_core.noise import Family
 from orl_core.residual import ResidualAdapter, add_residual
 from orl_train.models.llada2_config import LLaDA2MoeConfig
 from orl_train.models.llada2_experts import LLaDA2MLP, LLaDA2Router, LLaDA2SparseMoe
@@ -151,10 +152,11 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         super().__init__(config)
         self.model = LLaDA2MoeModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.residual_intermediate_size:
-            self.residual_adapter = ResidualAdapter(
-                config.hidden_size, config.residual_intermediate_size, config.rms_norm_eps
-            )
+        self.residual_adapter = (
+            ResidualAdapter(config.hidden_size, config.residual_intermediate_size, config.rms_norm_eps)
+            if config.residual_intermediate_size
+            else None
+        )
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -162,6 +164,15 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.word_embeddings = value
+
+    @property
+    def family(self) -> Family:
+        return "masked"
+
+    @property
+    def embedding(self) -> Tensor:
+        """E [V, d], with which the residual context is computed."""
+        return self.model.word_embeddings.weight
 
     def forward(
         self,
@@ -177,26 +188,39 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         Raises ShapeError for a mask of another shape: a padding mask does not say which tokens share a block.
         """
         embeds = self.model.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        body = self._body(embeds, position_ids, attention_mask)
+        return CausalLMOutput(logits=self.lm_head(body.last_hidden_state), hidden_states=body.hidden_states)
+
+    def _body(self, embeds: Tensor, positions: Tensor | None, mask: Tensor) -> BaseModelOutput:
         batch, length = embeds.shape[:2]
-        if attention_mask.shape[-2:] != (length, length) or attention_mask.dim() not in (2, 3, 4):
+        if mask.shape[-2:] != (length, length) or mask.dim() not in (2, 3, 4):
             raise ShapeError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}; the block mask must be [T, T], [B, T, T] or "
+                f"attention_mask has shape {tuple(mask.shape)}; the block mask must be [T, T], [B, T, T] or "
                 f"[B, 1, T, T] with T = {length} (orl_core.visibility makes one)"
             )
-        if attention_mask.dim() < 4:
-            attention_mask = attention_mask.expand(batch, length, length)[:, None]
-        if position_ids is None:
-            position_ids = torch.arange(length, device=embeds.device).expand(batch, length)
-        body = self.model(embeds, attention_mask, position_ids)
-        return CausalLMOutput(logits=self.lm_head(body.last_hidden_state), hidden_states=body.hidden_states)
+        if mask.dim() < 4:
+            mask = mask.expand(batch, length, length)[:, None]
+        if positions is None:
+            positions = torch.arange(length, device=embeds.device).expand(batch, length)
+        return self.model(embeds, mask, positions)
+
+    def hidden(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, z: Tensor | None = None, receives: Tensor | None = None
+    ) -> Tensor:
+        """Final hidden states float [B, T, d]; arguments as of `denoise`."""
+        embeds = self.model.word_embeddings(ids)
+        if z is not None and receives is not None and self.residual_adapter is not None:
+            embeds = add_residual(embeds, self.residual_adapter(z), receives)
+        hidden = self._body(embeds, positions, mask).last_hidden_state
+        assert hidden is not None
+        return hidden
 
     def denoise(
         self, ids: Tensor, positions: Tensor, mask: Tensor, z: Tensor | None = None, receives: Tensor | None = None
     ) -> Tensor:
-        """orl_core.protocols.Denoiser. Raises ConfigError if z is given and the model has no residual adapter."""
-        embeds = self.model.word_embeddings(ids)
-        if z is not None and receives is not None:
-            if not self.config.residual_intermediate_size:
-                raise ConfigError("z was given but residual_intermediate_size is 0; set it in config.json to train one")
-            embeds = add_residual(embeds, self.residual_adapter(z), receives)
-        return self(ids, mask, positions, inputs_embeds=embeds).logits
+        """Logits float [B, T, V] (orl_core.protocols.Denoiser).
+
+        ids, positions: int64 [B, T]; mask: bool [B, T, T]; z: float [B, T, d] or None, ignored by a model without
+        adapter; receives: bool [B, T]. Raises ShapeError for a mask of another shape.
+        """
+        return self.lm_head(self.hidden(ids, positions, mask, z, receives))

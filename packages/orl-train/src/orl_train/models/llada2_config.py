@@ -4,10 +4,15 @@ from transformers import PreTrainedConfig
 
 from orl_core.errors import ConfigError
 
+PUBLISHED_MASK_ID = 156895
+
 
 class LLaDA2MoeConfig(PreTrainedConfig):
-    """Fields of the published `llada2_moe` checkpoints, and `residual_intermediate_size`, the width of the residual
-    adapter (0: a model without one).
+    """Fields of the published `llada2_moe` checkpoints, and four that their `config.json` leaves to the code:
+
+    canvas_length: tokens of a block. state_family: always "masked". mask_token_id: id of [MASK]; if the key is missing,
+    156895 where the vocabulary has it, as published. residual_intermediate_size: width of the residual adapter, 0 for a
+    model without one.
 
     Raises ConfigError for settings that no published checkpoint uses and that this implementation does not compute.
     """
@@ -44,11 +49,18 @@ class LLaDA2MoeConfig(PreTrainedConfig):
     output_router_logits: bool = False
     pad_token_id: int | None = 156892
     eos_token_id: int | list[int] | None = 156892
+    canvas_length: int = 32
+    state_family: str = "masked"
+    mask_token_id: int | None = None
     residual_intermediate_size: int = 0
 
     def __post_init__(self, **kwargs) -> None:
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.mask_token_id is None and self.vocab_size > PUBLISHED_MASK_ID:
+            self.mask_token_id = PUBLISHED_MASK_ID
+        if self.state_family != "masked":
+            raise ConfigError(f"state_family is {self.state_family!r}; LLaDA2 models are 'masked'")
         if kwargs.pop("rope_scaling", None):
             raise ConfigError("rope_scaling is set; LLaDA2 checkpoints use plain rotary embeddings: remove the key")
         for key, unsupported in (("use_sliding_window", True), ("norm_head", True), ("use_rmsnorm", False)):

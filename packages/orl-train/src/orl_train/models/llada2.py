@@ -172,7 +172,9 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
     @property
     def embedding(self) -> Tensor:
         """E [V, d], with which the residual context is computed."""
-        return self.model.word_embeddings.weight
+        weight = self.model.word_embeddings.weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     def forward(
         self,

@@ -91,17 +91,21 @@ def check_wheel(session: nox.Session, package: str, outside: Path, constraints: 
         session.run(str(environment / "bin" / script), "--help", silent=True)
     # copied, so that nothing of the checkout is near it
     smoke = shutil.copy(ROOT / "tests" / "smoke" / f"{module}.py", outside)
-    session.run(str(python), "-I", smoke, env=TEST_ENV | {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"})
+    session.run(
+        str(python), "-I", smoke, env=TEST_ENV | {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    )
     shutil.rmtree(environment)
 
 
 @nox.session(python="3.11")
 def lowest(session: nox.Session) -> None:
-    """The oldest Python and the lowest versions that the packages declare: orl-core's tests, the others' smoke tests."""
-    requirements = [f"packages/{package}/pyproject.toml" for package in PACKAGES]
-    resolved = [option for requirement in requirements for option in ("-r", requirement)]
-    session.run_install("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", *resolved)
-    session.run_install("uv", "pip", "install", "--quiet", "pytest", "hypothesis", "numpy")
+    """The oldest Python with the lowest versions that the packages declare: orl-core's tests, all smoke tests."""
+    manifests = [option for package in PACKAGES for option in ("-r", f"packages/{package}/pyproject.toml")]
+    members = [option for package in PACKAGES for option in ("-e", f"packages/{package}")]
+    install = ["uv", "pip", "install", "--quiet"]
+    session.run_install(*install, "--resolution", "lowest-direct", *manifests)
+    session.run_install(*install, "--no-deps", *members)
+    session.run_install(*install, "pytest", "hypothesis", "numpy")
     session.run("pytest", "packages/orl-core/tests", *session.posargs, env=TEST_ENV)
     for package in PACKAGES:
-        session.run("python", f"tests/smoke/{package.replace('-', '_')}.py", env=TEST_ENV)
+        session.run("python", "-I", f"tests/smoke/{package.replace('-', '_')}.py", env=TEST_ENV)

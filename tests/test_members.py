@@ -3,6 +3,7 @@
 import importlib
 import re
 from importlib.metadata import version
+from itertools import chain
 
 import pytest
 from packaging.requirements import Requirement
@@ -39,8 +40,8 @@ def test_licence_and_readme_travel_with_the_package(root, packages, name):
 @pytest.mark.parametrize("name", MEMBERS)
 def test_ranges_between_members_hold_the_current_versions(packages, name):
     project = packages[name].manifest["project"]
-    requirements = project.get("dependencies", []) + sum(project.get("optional-dependencies", {}).values(), [])
-    for requirement in map(Requirement, requirements):
+    extras = project.get("optional-dependencies", {}).values()
+    for requirement in map(Requirement, chain(project.get("dependencies", []), *extras)):
         if requirement.name in packages:
             current = packages[requirement.name].manifest["project"]["version"]
             assert requirement.specifier.contains(current), f"{name} wants {requirement}, the workspace has {current}"

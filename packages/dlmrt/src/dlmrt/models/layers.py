@@ -3,13 +3,14 @@
 Shape legend: B rows, T tokens, S cache positions, H heads, D head width, d model width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dlmrt.cache import Span
+from orl_core.residual import ResidualAdapter
 
 
 class StackedLinear:
@@ -32,10 +33,40 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def gated_mlp(x: Tensor, gate_up: StackedLinear, down: Tensor) -> Tensor:
-    """down(silu(gate(x)) * up(x))."""
+Activation = Callable[[Tensor], Tensor]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU in its tanh approximation, as in Gemma."""
+    return F.gelu(x, approximate="tanh")
+
+
+def gated_mlp(x: Tensor, gate_up: StackedLinear, down: Tensor, act: Activation = F.silu) -> Tensor:
+    """down(act(gate(x)) * up(x))."""
     gate, up = gate_up(x)
-    return F.linear(F.silu(gate) * up, down)
+    return F.linear(act(gate) * up, down)
+
+
+def residual_adapter(tensors: Mapping[str, Tensor], eps: float) -> ResidualAdapter | None:
+    """orl-core's adapter over the tensors named `residual_adapter.*`, without copying them; None if there are none."""
+    prefix = "residual_adapter."
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not own:
+        return None
+    rows, width = own["gate_proj.weight"].shape
+    with torch.device("meta"):
+        adapter = ResidualAdapter(width, rows, eps)
+    adapter.load_state_dict(own, assign=True)
+    return adapter.requires_grad_(False)
+
+
+def residual_adapter_shapes(width: int, rows: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the adapter's tensors; none for a model without adapter (rows = 0)."""
+    if not rows:
+        return {}
+    shapes = {"norm.weight": (width,), "gate_proj.weight": (rows, width), "up_proj.weight": (rows, width)}
+    shapes |= {"down_proj.weight": (width, rows), "alpha": ()}
+    return {f"residual_adapter.{name}": shape for name, shape in shapes.items()}
 
 
 class RotaryTable:

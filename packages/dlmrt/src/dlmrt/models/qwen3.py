@@ -8,16 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dlmrt.cache import KVCache, Span
 from dlmrt.checkpoint.config import Fields
 from dlmrt.models.base import BlockModel, BlockSpec, ModelConfig
-from dlmrt.models.layers import RotaryTable, StackedLinear, attend, gated_mlp, rms_norm, rotate
+from dlmrt.models.layers import (
+    RotaryTable,
+    StackedLinear,
+    attend,
+    gated_mlp,
+    residual_adapter,
+    residual_adapter_shapes,
+    rms_norm,
+    rotate,
+)
 from orl_core.noise import Family
-from orl_core.residual import ResidualAdapter, add_residual
+from orl_core.residual import add_residual
 
 _PLAIN_CANVAS = 32
 _SDAR_CANVAS, _SDAR_MASK = 4, 151669
@@ -99,7 +107,7 @@ class Qwen3Config(ModelConfig):
         )
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        d, m, D, r = self.hidden_size, self.intermediate_size, self.head_dim, self.residual_intermediate_size
+        d, m, D = self.hidden_size, self.intermediate_size, self.head_dim
         q, kv = self.num_attention_heads * D, self.num_key_value_heads * D
         layer = {
             "input_layernorm.weight": (d,),
@@ -120,11 +128,7 @@ class Qwen3Config(ModelConfig):
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, d)
-        if r:
-            adapter = {"norm.weight": (d,), "gate_proj.weight": (r, d), "up_proj.weight": (r, d)}
-            adapter |= {"down_proj.weight": (d, r), "alpha": ()}
-            shapes |= {f"residual_adapter.{name}": shape for name, shape in adapter.items()}
-        return shapes
+        return shapes | residual_adapter_shapes(d, self.residual_intermediate_size)
 
     def ignores(self, name: str) -> bool:
         return self.tie_word_embeddings and name == "lm_head.weight"
@@ -173,7 +177,7 @@ class Qwen3(BlockModel):
         self.norm = tensors["model.norm.weight"]
         self.layers = [_Layer(config, tensors, index, fuse) for index in range(config.num_hidden_layers)]
         self.rotary = RotaryTable.default(config.rope_theta, config.head_dim, self.dtype, self.device)
-        self.adapter = _adapter(config, tensors) if config.residual_intermediate_size else None
+        self.adapter = residual_adapter(tensors, config.rms_norm_eps)
 
     @classmethod
     def from_tensors(cls, config: Qwen3Config, tensors: Mapping[str, Tensor], *, fuse: bool = True) -> Self:
@@ -194,13 +198,3 @@ class Qwen3(BlockModel):
         for layer in self.layers:
             x_BCd = layer(x_BCd, rotary, span, cache)
         return rms_norm(x_BCd, self.norm, self.config.rms_norm_eps)
-
-
-def _adapter(config: Qwen3Config, tensors: Mapping[str, Tensor]) -> ResidualAdapter:
-    """orl-core's adapter over the given tensors, without copying them."""
-    prefix = "residual_adapter."
-    with torch.device("meta"):
-        adapter = ResidualAdapter(config.hidden_size, config.residual_intermediate_size, config.rms_norm_eps)
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    adapter.load_state_dict(own, assign=True)
-    return adapter.requires_grad_(False)

@@ -1,0 +1,46 @@
+"""Golden reference models: `dlmrt/tests/golden/<name>` holds a checkpoint and what the reference computed with it."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """raw: config.json; tensors: weights; values: recorded inputs and outputs; meta: how they were made."""
+
+    folder: Path
+    raw: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    values: dict[str, torch.Tensor]
+    meta: dict[str, Any]
+
+
+@cache
+def load_golden(name: str) -> Golden:
+    folder = GOLDEN / name
+    return Golden(
+        folder,
+        json.loads((folder / "config.json").read_text()),
+        load_file(folder / "model.safetensors"),
+        load_file(folder / "golden.safetensors"),
+        json.loads((folder / "meta.json").read_text()),
+    )
+
+
+@pytest.fixture(scope="session")
+def llada2_golden() -> Golden:
+    return load_golden("llada2_moe_tiny")
+
+
+@pytest.fixture(scope="session")
+def diffusion_gemma_golden() -> Golden:
+    return load_golden("diffusion_gemma_tiny")

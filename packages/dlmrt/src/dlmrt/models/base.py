@@ -71,6 +71,11 @@ class ModelConfig(ABC):
         """Whether a checkpoint may hold this tensor although the model does not use it."""
         return False
 
+    def decoder_defaults(self, generation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The decoder object {"name": ..., settings} of a generation_config.json, or the family's own default."""
+        default = {"name": "entropy_bound" if self.spec.family == "uniform" else "threshold"}
+        return generation.get("decoder") or default
+
 
 class BlockModel(ABC):
     """A block-diffusion denoiser over a KV cache.

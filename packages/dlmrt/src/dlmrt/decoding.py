@@ -1,0 +1,87 @@
+"""Which decoder a request gets: the checkpoint's default settings, overridden by the request's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from dlmrt.errors import ModelConfigError, RequestError
+from dlmrt.models.base import BlockSpec
+from dlmrt.params import GenerationParams
+from orl_core.decoders import Decoder, DraftEdit, EntropyBound, Threshold
+from orl_core.errors import OrlError
+
+DECODERS: dict[str, type[EntropyBound] | type[Threshold] | type[DraftEdit]] = {
+    "entropy_bound": EntropyBound,
+    "threshold": Threshold,
+    "draft_edit": DraftEdit,
+}
+_FROM_MODEL = {"vocab_size", "mask_id", "canvas_length"}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSettings:
+    """A decoder's name and the settings that differ from orl-core's defaults."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def option_names(name: str) -> set[str]:
+    """Settings of a decoder that are not given by the model."""
+    return {field.name for field in fields(DECODERS[name])} - _FROM_MODEL
+
+
+def settings_from_json(raw: Mapping[str, Any]) -> DecoderSettings:
+    """The `decoder` object of a generation_config.json: its name, and keyword settings."""
+    name, options = raw.get("name"), {key: value for key, value in raw.items() if key != "name"}
+    if name not in DECODERS:
+        raise ModelConfigError(f"generation_config.json has decoder.name = {name!r}; choose one of {list(DECODERS)}")
+    unknown = set(options) - option_names(name)
+    if unknown:
+        raise ModelConfigError(
+            f"generation_config.json has decoder settings {sorted(unknown)}, which {name} does not have; "
+            f"it has {sorted(option_names(name))}"
+        )
+    return DecoderSettings(name, options)
+
+
+def build_decoder(spec: BlockSpec, default: DecoderSettings, params: GenerationParams) -> Decoder:
+    """Raises RequestError for an unknown decoder, one of the other family, a foreign or an out-of-range setting."""
+    name = params.decoder or default.name
+    if name not in DECODERS:
+        raise RequestError(f"decoder {name!r} is unknown; choose one of {list(DECODERS)}")
+    requested = params.decoder_options()
+    foreign = sorted(set(requested) - option_names(name))
+    if foreign:
+        raise RequestError(
+            f"decoder {name} has no setting {', '.join(foreign)}; it has {', '.join(sorted(option_names(name)))}"
+        )
+    options = {**(default.options if name == default.name else {}), **requested}
+    if params.temperature is not None:
+        options |= _temperature_options(name, params.temperature, requested)
+    family = "uniform" if name == "entropy_bound" else "masked"
+    if family != spec.family:
+        fitting = [other for other in DECODERS if (other == "entropy_bound") == (spec.family == "uniform")]
+        raise RequestError(
+            f"decoder {name} works on {family}-family models and this one is of the {spec.family} family; "
+            f"choose one of {fitting}"
+        )
+    if name == "entropy_bound":
+        options["vocab_size"] = spec.vocab_size
+    else:
+        options |= {"mask_id": spec.mask_token_id, "canvas_length": spec.canvas_length}
+    try:
+        return DECODERS[name](**options)
+    except OrlError as error:
+        raise RequestError(str(error)) from error
+
+
+def _temperature_options(name: str, temperature: float, requested: Mapping[str, Any]) -> dict[str, Any]:
+    if name != "entropy_bound":
+        return {"sampling_temperature": temperature}
+    if temperature == 0:
+        return {"greedy": True}
+    scheduled = sorted({"t_min", "t_max"} & set(requested))
+    if scheduled:
+        raise RequestError(f"temperature and {', '.join(scheduled)} exclude each other; give one of them")
+    return {"greedy": False, "t_min": temperature, "t_max": temperature}

@@ -1,0 +1,356 @@
+"""The engine: one model, one request at a time, the least time to its last token."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dlmrt.cache import KVCache
+from dlmrt.checkpoint.folder import Defaults, ModelFolder, parse_settings, read_folder
+from dlmrt.checkpoint.hub import resolve
+from dlmrt.checkpoint.weights import check_tensors, load_tensors
+from dlmrt.decoding import build_decoder
+from dlmrt.devices import pick_device, pick_dtype
+from dlmrt.errors import CheckpointError, NumericsError, RequestError
+from dlmrt.loop.decode import Decoding, cache_capacity
+from dlmrt.loop.drivers import make_driver
+from dlmrt.models.base import BlockModel
+from dlmrt.params import GenerationParams
+from dlmrt.request import Request, draft_of
+from dlmrt.result import BlockCommitted, Event, Finished, FinishReason, GenerationResult, Timings
+from dlmrt.text import AnswerText, Message, TextCodec
+from orl_core.decoders import Decoder
+from orl_core.trajectory import Trajectory
+
+Cancel = threading.Event | Callable[[], bool]
+
+
+class Engine:
+    """Generates with one block-diffusion model.
+
+    codec     tokenizer and chat template; None takes and gives token ids only
+    defaults  what a request gets where it says nothing
+    driver    runs the denoising step: "auto" or "host"
+    context   prompt and answer tokens for which the cache is reserved now, and above which requests are refused; None
+              reserves each request's own worst case when it begins, up to the model's context
+    z_top_k   None: exact residual context; a number: from that many of the most probable tokens
+    """
+
+    def __init__(
+        self,
+        model: BlockModel,
+        codec: TextCodec | None,
+        defaults: Defaults,
+        *,
+        name: str,
+        driver: str = "auto",
+        context: int | None = None,
+        z_top_k: int | None = None,
+    ) -> None:
+        if context is not None and not 1 <= context <= model.spec.max_context:
+            raise RequestError(f"context is {context}; it must lie in [1, {model.spec.max_context}]")
+        if z_top_k is not None and z_top_k < 1:
+            raise RequestError(f"z_top_k is {z_top_k}; it must be at least 1, or None for an exact residual context")
+        self.model, self.codec, self.defaults, self.name = model, codec, defaults, name
+        self.driver, self.z_top_k = make_driver(driver), z_top_k
+        self.context = context or model.spec.max_context
+        self._cache: KVCache | None = None
+        if context is not None:
+            self._cache = model.new_cache(1, cache_capacity(model.spec, 0, context) + model.spec.canvas_length)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_id: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        driver: str = "auto",
+        revision: str | None = None,
+        context: int | None = None,
+        z_top_k: int | None = None,
+    ) -> Self:
+        """Loads an embedded checkpoint ("embedded:base"), a folder or a hub id; safetensors only, never remote code.
+
+        device: "auto", "cpu", "cuda" or "cuda:N". dtype: "float32", "bfloat16", "float16", or "auto": as stored on a
+        GPU, float32 on a CPU. The rest as in `Engine`. Raises CheckpointError or RequestError.
+        """
+        driver = make_driver(driver).name
+        device = pick_device(device)
+        folder = resolve(path_or_id, revision)
+        settings = read_folder(folder)
+        codec = TextCodec.from_folder(folder)
+        tensors = load_tensors(folder, settings.config, device, pick_dtype(dtype, device))
+        model = settings.model_class.from_tensors(settings.config, tensors, fuse=True)
+        name = str(path_or_id)
+        return cls(model, codec, settings.defaults, name=name, driver=driver, context=context, z_top_k=z_top_k)
+
+    @classmethod
+    def from_state(
+        cls,
+        config: Mapping[str, Any],
+        state_dict: Mapping[str, Tensor],
+        *,
+        codec: TextCodec | None = None,
+        generation: Mapping[str, Any] | None = None,
+        name: str = "in memory",
+        driver: str = "auto",
+        z_top_k: int | None = None,
+    ) -> Self:
+        """An engine over the weights of a model in memory, shared and not copied.
+
+        config, generation: the contents of config.json and generation_config.json. state_dict: tensors under their
+        checkpoint names, such as `module.state_dict()`. Raises CheckpointError.
+        """
+        settings = parse_settings(config, generation or {})
+        model = _shared_model(settings, state_dict)
+        engine = cls(model, codec, settings.defaults, name=name, driver=driver, z_top_k=z_top_k)
+        engine._settings = settings
+        return engine
+
+    _settings: ModelFolder | None = None
+
+    def load_state(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Makes an engine of `from_state` run on other tensors, which are shared and not copied.
+
+        Tensors that are updated in place need no new call. Raises CheckpointError.
+        """
+        if self._settings is None:
+            raise CheckpointError("this engine owns its weights; build it with Engine.from_state to exchange them")
+        self.model = _shared_model(self._settings, state_dict)
+        self._cache = None
+
+    def prepare(
+        self,
+        params: GenerationParams | None = None,
+        *,
+        prompt: str | None = None,
+        messages: Sequence[Message] | None = None,
+        ids: Sequence[int] | None = None,
+    ) -> Request:
+        """Checks a request before any work is done. Raises RequestError."""
+        params = params or GenerationParams()
+        if sum(value is not None for value in (prompt, messages, ids)) != 1:
+            raise RequestError("give exactly one of prompt, messages and ids")
+        if ids is None:
+            ids = self._encode(prompt, messages, params.thinking)
+        elif params.stop and self.codec is None:
+            raise RequestError("stop strings need a tokenizer, which this engine has not; use stop_token_ids")
+        ids = [int(token) for token in ids]
+        self._check_ids(ids)
+        spec = self.model.spec
+        left = self.context - len(ids)
+        wanted = params.max_new_tokens or min(self.defaults.max_new_tokens or left, left)
+        if left < max(1, wanted):
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens and max_new_tokens is {max(1, wanted)}, together more than the "
+                f"context of {self.context}; shorten one of them"
+            )
+        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.defaults.stop_ids)
+        if any(token >= spec.vocab_size for token in stop_ids):
+            raise RequestError(f"stop_token_ids is {params.stop_token_ids}; the vocabulary ends at {spec.vocab_size}")
+        decoder = build_decoder(spec, self.defaults.decoder, params)
+        return Request(ids, wanted, stop_ids, decoder, params)
+
+    def _encode(self, prompt: str | None, messages: Sequence[Message] | None, thinking: bool | None) -> list[int]:
+        if self.codec is None:
+            raise RequestError("this engine has no tokenizer; give the prompt as ids")
+        if prompt is not None:
+            if not prompt.strip():
+                raise RequestError("the prompt is empty; it must hold some text")
+            return self.codec.encode_prompt(prompt, thinking)
+        if not messages:
+            raise RequestError("messages is empty; it must hold at least one message")
+        return self.codec.encode_messages(messages, thinking)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        vocab_size = self.model.spec.vocab_size
+        if not ids:
+            raise RequestError("the prompt is empty; it must hold at least one token")
+        if not all(0 <= token < vocab_size for token in ids):
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            raise RequestError(f"the prompt holds token {wrong}; token ids lie in [0, {vocab_size - 1}]")
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        params: GenerationParams | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        ids: Sequence[int] | None = None,
+        cancel: Cancel | None = None,
+    ) -> GenerationResult:
+        """Answers a prompt, a conversation or token ids. Arguments and errors as in `stream`."""
+        for event in self.stream(prompt, params, messages=messages, ids=ids, cancel=cancel):
+            if isinstance(event, Finished):
+                return event.result
+        raise AssertionError("a stream ends with Finished")
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        params: GenerationParams | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        ids: Sequence[int] | None = None,
+        cancel: Cancel | None = None,
+        drafts: bool = False,
+    ) -> Iterator[Event]:
+        """The answer as it comes: Draft after each step if `drafts`, BlockCommitted after each block, then Finished.
+
+        messages: dicts with "role" and "content", for a model with a chat template. cancel: an event, or a function
+        that returns True, asked between steps. Dropping the iterator abandons the request as well.
+        Raises RequestError at once, before any work; NumericsError if the model's logits are not finite.
+        """
+        request = self.prepare(params, prompt=prompt, messages=messages, ids=ids)
+        return self._run(request, _cancel_function(cancel), drafts)
+
+    def _run(self, request: Request, cancelled: Callable[[], bool], drafts: bool) -> Iterator[Event]:
+        began = time.perf_counter()
+        params, answer = request.params, AnswerText(self.codec, request.params.stop)
+        capacity = cache_capacity(self.model.spec, len(request.ids), request.max_new_tokens)
+        cache = self._take_cache(1, capacity)
+        decoding = Decoding(
+            self.model,
+            request.decoder,
+            [request.ids],
+            [params.seed],
+            cache,
+            self.driver,
+            max_new_tokens=request.max_new_tokens,
+            stop_ids=request.stop_ids,
+            residual=params.residual,
+            z_top_k=self.z_top_k,
+        )
+        row = decoding.rows[0]
+        try:
+            if not cancelled():
+                decoding.prefill()
+            prefilled = time.perf_counter()
+            while decoding.live:
+                for step in decoding.denoise():
+                    if cancelled():
+                        row.finish_reason = "cancelled"
+                        break
+                    if drafts:
+                        yield draft_of(decoding, step, self.codec)
+                if row.finish_reason == "cancelled":
+                    break
+                known = len(row.tokens)
+                decoding.finish_block()
+                text = answer.update(row.tokens)
+                if answer.stopped_after is not None:
+                    del row.tokens[answer.stopped_after :]
+                    row.finish_reason = "stop"
+                yield BlockCommitted(len(row.steps) - 1, row.steps[-1], row.tokens[known:], text)
+                decoding.commit()
+        except NumericsError:
+            cache = None  # it may hold NaN, which would reach the next request even through a mask
+            raise
+        finally:
+            if cache is not None:
+                self._cache = cache
+        rest = answer.update(row.tokens, final=True)
+        reason: FinishReason = row.finish_reason  # type: ignore[assignment]
+        result = GenerationResult(
+            token_ids=row.tokens,
+            text=answer.text,
+            finish_reason=reason,
+            prompt_tokens=len(request.ids),
+            blocks=row.steps,
+            timings=Timings(prefill=prefilled - began, decode=time.perf_counter() - prefilled),
+            seed=params.seed,
+            model=self.name,
+            z_missed_mass=decoding.denoising.missed.item(),
+        )
+        yield Finished(result, rest)
+
+    def rollout(
+        self,
+        prompts: Sequence[Tensor],
+        decoder: Decoder,
+        *,
+        max_new_tokens: int,
+        seeds: Sequence[int],
+        residual: bool = True,
+        capture: bool = True,
+    ) -> list[Trajectory]:
+        """Answers of many prompts at once, with every state on the way (see orl_core.protocols.RolloutEngine).
+
+        prompts: int64 [P] each. Row i draws from seeds[i] and gives what it gives alone. Raises RequestError.
+        """
+        rows = [prompt.tolist() for prompt in prompts]
+        if not rows or len(rows) != len(seeds):
+            raise RequestError(f"there are {len(rows)} prompts and {len(seeds)} seeds; give one seed a prompt")
+        for ids in rows:
+            self._check_ids(ids)
+            if max_new_tokens < 1 or len(ids) + max_new_tokens > self.context:
+                raise RequestError(
+                    f"a prompt has {len(ids)} tokens and max_new_tokens is {max_new_tokens}; it must be at least 1 and "
+                    f"together they must not exceed the context of {self.context}"
+                )
+        if decoder.family != self.model.spec.family:
+            raise RequestError(
+                f"the decoder is of the {decoder.family} family and the model of the {self.model.spec.family} family"
+            )
+        capacity = max(cache_capacity(self.model.spec, len(ids), max_new_tokens) for ids in rows)
+        decoding = Decoding(
+            self.model,
+            decoder,
+            rows,
+            seeds,
+            self.model.new_cache(len(rows), capacity),
+            self.driver,
+            max_new_tokens=max_new_tokens,
+            stop_ids=frozenset(self.defaults.stop_ids),
+            residual=residual,
+            z_top_k=self.z_top_k,
+            capture=capture,
+        )
+        decoding.prefill()
+        while decoding.live:
+            for _ in decoding.denoise():
+                pass
+            decoding.finish_block()
+            decoding.commit()
+        return [
+            Trajectory(
+                prompt_ids=torch.tensor(row.prompt),
+                response_ids=torch.tensor(row.tokens),
+                blocks=row.traces,
+                finish_reason=row.finish_reason or "length",
+                seed=row.seed,
+                metadata={"model": self.name},
+            )
+            for row in decoding.rows
+        ]
+
+    def _take_cache(self, batch: int, capacity: int) -> KVCache:
+        """The kept cache if it is large enough, else a new one. Two requests never share one: a taken cache is kept
+        nowhere until its request gives it back."""
+        cache, self._cache = self._cache, None
+        if cache is None or cache.capacity < capacity:
+            needed = self.model.spec.kv_bytes(capacity, self.model.dtype)
+            try:
+                cache = self.model.new_cache(batch, capacity)
+            except (RuntimeError, MemoryError) as error:
+                raise RequestError(
+                    f"the KV cache of this request takes {needed / 2**20:.0f} MiB, which are not free; "
+                    "shorten the prompt or max_new_tokens"
+                ) from error
+        return cache
+
+
+def _shared_model(settings: ModelFolder, state_dict: Mapping[str, Tensor]) -> BlockModel:
+    check_tensors(settings.config, {name: tuple(t.shape) for name, t in state_dict.items()}, "the state dict")
+    return settings.model_class.from_tensors(settings.config, state_dict, fuse=False)
+
+
+def _cancel_function(cancel: Cancel | None) -> Callable[[], bool]:
+    if cancel is None:
+        return lambda: False
+    return cancel.is_set if isinstance(cancel, threading.Event) else cancel

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orl_core.errors import ShapeError
+from orl_core.errors import ShapeError, require_at_least, require_range
 
 PADDING_SEGMENT = -1
 
@@ -53,7 +53,10 @@ def is_visible(segment_q, state_q, limit_q, segment_k, position_k, state_k):
 
 
 def block_start(position: Tensor, first_block: Tensor | int, block_length: int) -> Tensor:
-    """Start of the block that holds `position`, for blocks laid from `first_block` on; positions before it form a block 0..first_block."""
+    """Start of the block that holds `position`, for blocks laid from `first_block` on.
+
+    The positions before `first_block` form one block that starts at 0.
+    """
     offset = position - first_block
     start = first_block + offset.div(block_length, rounding_mode="floor") * block_length
     return torch.where(offset < 0, torch.zeros_like(position), start)
@@ -64,16 +67,23 @@ def staircase(
     prompt_length: int,
     block_length: int,
     *,
+    clean_length: int | None = None,
     block_causal: bool = False,
     device: torch.device | None = None,
 ) -> Visibility:
-    """Visibility of one response trained in a single forward over [clean 0..length | noisy prompt_length..length].
+    """Visibility of one response trained in one forward over [clean 0..clean_length | noisy prompt_length..length].
 
     length: prompt + answer tokens. Noisy tokens exist only for the answer; blocks are laid from prompt_length on.
+    clean_length: clean tokens present (default: all); the last block is nobody's context and may be left out.
     block_causal: clean answer tokens see their whole block (LLaDA2, SDAR) instead of being token-causal (QwenDLM).
-    Returns int64 attributes [2 * length - prompt_length].
+    Returns int64 attributes [clean_length + length - prompt_length].
     """
-    clean = torch.arange(length, device=device)
+    require_at_least("block_length", block_length, 1)
+    require_range("prompt_length", prompt_length, 0, length)
+    clean_length = length if clean_length is None else clean_length
+    last_start = prompt_length + max(0, length - prompt_length - 1) // block_length * block_length
+    require_range("clean_length", clean_length, last_start, length)
+    clean = torch.arange(clean_length, device=device)
     noisy = torch.arange(prompt_length, length, device=device)
     noisy_start = block_start(noisy, prompt_length, block_length)
     if block_causal:
@@ -82,9 +92,10 @@ def staircase(
     else:
         clean_limit = clean + 1
     state = (noisy - prompt_length).div(block_length, rounding_mode="floor") + 1
+    position = torch.cat([clean, noisy])
     return Visibility(
-        segment=torch.zeros(2 * length - prompt_length, dtype=torch.int64, device=device),
-        position=torch.cat([clean, noisy]),
+        segment=torch.zeros_like(position),
+        position=position,
         state=torch.cat([torch.zeros_like(clean), state]),
         limit=torch.cat([clean_limit, noisy_start]),
     )

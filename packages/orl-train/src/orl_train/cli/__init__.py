@@ -1,0 +1,30 @@
+"""Command line of orl-train. Commands import torch only when they run, so that `--help` is quick."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from orl_train import __version__
+from orl_train.cli import pretrain as _pretrain
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train block-diffusion language models.")
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train block-diffusion language models."""
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+app.command("pretrain")(_pretrain.pretrain)

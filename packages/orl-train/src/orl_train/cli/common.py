@@ -1,0 +1,70 @@
+"""What the commands share: clean failure, overrides, threads, progress."""
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from orl_core.errors import ConfigError, OrlError
+
+
+@contextmanager
+def fail_cleanly() -> Iterator[None]:
+    """Turns the project's errors into one line and exit code 1, and Ctrl-C into exit code 130."""
+    try:
+        yield
+    except OrlError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from error
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """["a.b=1"] -> {"a.b": 1}; values are TOML, and anything else is a string."""
+    result: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"--set takes name=value, not {pair!r}")
+        try:
+            result[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            result[name] = text
+    return result
+
+
+def set_threads(threads: int | None) -> None:
+    """Limits the CPU threads of this process; idle threads sleep, since spinning ones slow a busy machine down."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def metrics_reporter(path: Path, total: int) -> Iterator[Callable[[dict[str, float]], None]]:
+    """A callable that appends each update's metrics to `path` (JSON lines) and shows progress on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with path.open("a") as log, Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("training", total=total)
+
+        def report(metrics: dict[str, float]) -> None:
+            log.write(json.dumps(metrics) + "\n")
+            log.flush()
+            progress.update(task, completed=metrics["step"], description=f"loss {metrics['loss']:.4f}")
+
+        yield report

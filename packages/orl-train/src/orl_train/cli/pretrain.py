@@ -1,0 +1,31 @@
+"""orl-train pretrain."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orl_train.cli.common import fail_cleanly, metrics_reporter, parse_overrides, set_threads
+
+
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="TOML file with the settings, such as recipes/base.toml.")],
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, metrics.jsonl and the final model.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting: name=value, such as optimizer.muon_lr=0.01.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in OUT.")] = True,
+    threads: Annotated[int | None, typer.Option(help="CPU threads (default: all).")] = None,
+) -> None:
+    """Train a block-diffusion model from scratch on arithmetic word problems."""
+    with fail_cleanly():
+        set_threads(threads)
+        from orl_train.config import load_config
+        from orl_train.pretrain import PretrainConfig
+        from orl_train.pretrain import pretrain as run
+
+        settings = load_config(PretrainConfig, config, parse_overrides(set_ or []))
+        out.mkdir(parents=True, exist_ok=True)
+        with metrics_reporter(out / "metrics.jsonl", settings.steps) as report:
+            model = run(settings, out, resume=resume, report=report)
+        typer.echo(f"model: {model}")

@@ -1,0 +1,74 @@
+"""Settings of a run: frozen dataclasses read from a TOML file, with every mistake named before work starts."""
+
+import dataclasses
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orl_core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load_config(cls: type[T], path: Path, overrides: dict[str, Any] | None = None) -> T:
+    """Reads `path` into the dataclass `cls`; `overrides` maps dotted names ("optimizer.steps") to values.
+
+    Raises ConfigError for a missing file, bad TOML, an unknown name, or a value of the wrong type.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"no configuration file {path}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    for name, value in (overrides or {}).items():
+        *sections, key = name.split(".")
+        target = data
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[key] = value
+    return build_config(cls, data, str(path))
+
+
+def build_config(cls: type[T], data: dict[str, Any], where: str) -> T:
+    """Builds the dataclass `cls` from nested dictionaries; nested dataclass fields take tables."""
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls} is not a dataclass")
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    unknown = sorted(set(data) - set(names))
+    if unknown:
+        raise ConfigError(f"{where}: unknown setting {unknown[0]!r}; allowed are {', '.join(names)}")
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: {name} must be a table, not {value!r}")
+            values[name] = build_config(typing.cast(type, hint), value, f"{where}: [{name}]")
+        else:
+            values[name] = _checked(value, hint, f"{where}: {name}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    allowed = typing.get_args(hint) or (hint,)
+    if typing.get_origin(hint) is typing.Literal:
+        if value not in allowed:
+            raise ConfigError(f"{where} is {value!r}; it must be one of {', '.join(map(str, allowed))}")
+        return value
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    types = tuple(kind for kind in allowed if isinstance(kind, type))
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise ConfigError(f"{where} is {value!r}; it must be of type {' or '.join(kind.__name__ for kind in types)}")
+    return value
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The settings as nested dictionaries, for logs and checkpoints."""
+    return dataclasses.asdict(config)

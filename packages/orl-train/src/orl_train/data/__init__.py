@@ -1,0 +1,1 @@
+"""Training data: tokenizer, tasks and noisy batches."""

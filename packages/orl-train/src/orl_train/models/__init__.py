@@ -1,0 +1,1 @@
+"""Trainable models: each implements orl_core.protocols.Denoiser and saves an ordinary Hugging Face folder."""

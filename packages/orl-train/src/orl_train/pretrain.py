@@ -1,0 +1,293 @@
+"""Block-diffusion pretraining on a task: one forward over [clean | noisy] per update, through accelerate.
+
+With self-conditioning an update first predicts from a noisier draw of the same canvas, without gradient, and hands that
+prediction on as the residual context: what the step before would have handed on in decoding.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from orl_core.arithmetic import draw_problem, problems
+from orl_core.errors import ConfigError, require_at_least
+from orl_core.noise import Family
+from orl_core.residual import expected_embedding
+from orl_train import checkpoint
+from orl_train.config import to_dict
+from orl_train.data.noisy_batch import NoiseSettings, NoisyBatch, TokenRange, collate, make_sample, sample_generator
+from orl_train.data.tokenizer import EOS, MASK, PAD, build_tokenizer, tokenizer_config
+from orl_train.errors import NonFiniteLossError
+from orl_train.models.qwen_dlm import QwenDLMConfig, QwenDLMForBlockDiffusion
+from orl_train.optim import OptimizerConfig, build_optimizers, schedule_factor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of the Qwen3-style model."""
+
+    hidden_size: int = 192
+    layers: int = 6
+    heads: int = 3
+    kv_heads: int = 3
+    intermediate_size: int = 512
+    residual_intermediate_size: int = 384
+    canvas_length: int = 64
+    state_family: Family = "uniform"
+    max_position_embeddings: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainConfig:
+    """A pretraining run.
+
+    steps: updates. batch_size: samples an update, over all ranks. micro_batch_size: samples a forward.
+    self_conditioning: share of updates that see a residual context.
+    clean_weight: loss weight of positions that were not corrupted (uniform family).
+    precision: "no" (float32) or "bf16" (autocast).
+    """
+
+    steps: int
+    seed: int = 0
+    batch_size: int = 32
+    micro_batch_size: int = 32
+    self_conditioning: float = 0.5
+    clean_weight: float = 1.0
+    precision: str = "bf16"
+    save_every: int = 500
+    keep: int = 2
+    model: ModelConfig = field(default_factory=ModelConfig)
+    noise: NoiseSettings = field(default_factory=NoiseSettings)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "micro_batch_size", "save_every", "keep"):
+            require_at_least(name, getattr(self, name), 1)
+        if self.precision not in ("no", "bf16"):
+            raise ConfigError(f"precision is {self.precision!r}; it must be 'no' or 'bf16'")
+
+
+def arithmetic_tokenizer(seed: int, texts: int = 20_000) -> Tokenizer:
+    """The tokenizer of the arithmetic task, built from its own training problems."""
+    return build_tokenizer(p.prompt + "\n" + p.solution for p in problems("train", texts, seed))
+
+
+def build_model(config: PretrainConfig, tokenizer: Tokenizer) -> QwenDLMForBlockDiffusion:
+    """A randomly initialised model; the vocabulary is rounded up to a multiple of 64."""
+    shape = config.model
+    masked = shape.state_family == "masked"
+    return QwenDLMForBlockDiffusion(
+        QwenDLMConfig(
+            vocab_size=-(-tokenizer.get_vocab_size() // 64) * 64,
+            hidden_size=shape.hidden_size,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.hidden_size // shape.heads,
+            intermediate_size=shape.intermediate_size,
+            max_position_embeddings=shape.max_position_embeddings,
+            tie_word_embeddings=True,
+            canvas_length=shape.canvas_length,
+            state_family=shape.state_family,
+            mask_token_id=tokenizer.token_to_id(MASK) if masked else None,
+            residual_intermediate_size=shape.residual_intermediate_size,
+            pad_token_id=tokenizer.token_to_id(PAD),
+            eos_token_id=tokenizer.token_to_id(EOS),
+            attn_implementation="eager",  # at these lengths faster than the CPU's fused attention
+        )
+    )
+
+
+class ArithmeticBatches:
+    """Batch number n of the run, as micro-batches of NoisyBatch: a pure function of the configuration and n."""
+
+    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        masked = config.model.state_family == "masked"
+        self.tokens = TokenRange(
+            vocab_size, tokenizer.token_to_id(PAD), tokenizer.token_to_id(MASK) if masked else None
+        )
+        self.eos_id = tokenizer.token_to_id(EOS)
+
+    def sample(self, index: int):
+        problem = draw_problem("train", self.config.seed, index)
+        encoded = self.tokenizer.encode_batch([problem.prompt + "\n", problem.solution])
+        return make_sample(
+            torch.tensor(encoded[0].ids),
+            torch.tensor([*encoded[1].ids, self.eos_id]),
+            canvas_length=self.config.model.canvas_length,
+            family=self.config.model.state_family,
+            tokens=self.tokens,
+            settings=self.config.noise,
+            generator=sample_generator(self.config.seed, index, "noise"),
+        )
+
+    def micro_batches(self, step: int, rank: int, world: int) -> list[NoisyBatch]:
+        """This rank's share of batch `step`, sorted by length so that padding is small."""
+        size = self.config.batch_size
+        samples = [self.sample(index) for index in range(step * size + rank, (step + 1) * size, world)]
+        samples.sort(key=lambda s: len(s.clean) + len(s.noisy))
+        micro = self.config.micro_batch_size
+        return [collate(samples[i : i + micro], self.tokens.pad_id) for i in range(0, len(samples), micro)]
+
+
+def residual_context(model: Any, batch: NoisyBatch) -> Tensor:
+    """z [B, T, d] that the step before would hand on: predicted from the noisier draw, without gradient."""
+    with torch.no_grad():
+        logits = model.denoise(batch.earlier_ids, batch.positions, batch.mask)
+        return expected_embedding(torch.softmax(logits.float(), -1), model.embedding)
+
+
+def batch_loss(model: Any, batch: NoisyBatch, config: PretrainConfig, with_residual: bool) -> tuple[Tensor, Tensor]:
+    """(sum of weighted cross-entropy, sum of weights) over the noisy positions of a micro-batch, float32 scalars."""
+    masked = config.model.state_family == "masked"
+    z, receives = None, None
+    if with_residual:
+        z = residual_context(model, batch)
+        receives = batch.corrupted if masked else batch.noisy
+    hidden = model.hidden(batch.ids, batch.positions, batch.mask, z, receives)
+    counted = batch.corrupted if masked else batch.noisy
+    logits = model.lm_head(hidden[counted]).float()
+    weight = (
+        torch.ones_like(logits[:, 0]) if masked else torch.where(batch.corrupted[counted], 1.0, config.clean_weight)
+    )
+    loss = torch.nn.functional.cross_entropy(logits, batch.target[counted], reduction="none")
+    return (loss * weight).sum(), weight.sum()
+
+
+def _weight_total(batches: list[NoisyBatch], config: PretrainConfig) -> float:
+    corrupted = sum(int(b.corrupted.sum()) for b in batches)
+    if config.model.state_family == "masked":
+        return float(corrupted)
+    return corrupted + config.clean_weight * (sum(int(b.noisy.sum()) for b in batches) - corrupted)
+
+
+def save_model(model: QwenDLMForBlockDiffusion, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype) -> None:
+    """Writes an ordinary Hugging Face folder with decoding defaults, loadable by dlmrt and transformers."""
+    state = {name: tensor.detach().to(dtype) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=state)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK)
+    fast.save_pretrained(str(folder))
+    checkpoint.write_json(folder / "tokenizer_config.json", tokenizer_config())
+    config = checkpoint.read_json(folder / "config.json")
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    checkpoint.write_json(folder / "config.json", config)
+    uniform = model.family == "uniform"
+    decoder: dict[str, Any] = (
+        {"name": "entropy_bound", "entropy_bound": 0.1} if uniform else {"name": "threshold", "threshold": 0.95}
+    )
+    checkpoint.write_json(
+        folder / "generation_config.json",
+        {
+            "eos_token_id": tokenizer.token_to_id(EOS),
+            "pad_token_id": tokenizer.token_to_id(PAD),
+            "max_new_tokens": 192,
+            "decoder": decoder,
+        },
+    )
+
+
+def pretrain(
+    config: PretrainConfig,
+    out: Path,
+    *,
+    resume: bool = True,
+    report: Callable[[dict[str, float]], None] = lambda _: None,
+) -> Path:
+    """Trains and returns the folder of the final model (`out/model`).
+
+    Checkpoints go to `out/checkpoints`; with `resume` the newest one is continued bit-exactly. `report` receives the
+    metrics of every update. Raises NonFiniteLossError, CheckpointError, ConfigError.
+    """
+    accelerator = Accelerator(mixed_precision=config.precision)
+    set_seed(config.seed)
+    tokenizer = arithmetic_tokenizer(config.seed)
+    model = build_model(config, tokenizer)
+    optimizers = build_optimizers(model, config.optimizer)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(o, lambda step: schedule_factor(step, config.steps, config.optimizer))
+        for o in optimizers
+    ]
+    prepared = accelerator.prepare(model, *optimizers, *schedules)
+    model, optimizers, schedules = prepared[0], prepared[1:3], prepared[3:5]
+    batches = ArithmeticBatches(config, tokenizer, accelerator.unwrap_model(model).config.vocab_size)
+    first = _resume(accelerator, config, out) if resume else 0
+
+    for step in range(first, config.steps):
+        started = time.perf_counter()
+        micro = batches.micro_batches(step, accelerator.process_index, accelerator.num_processes)
+        share = torch.rand(1, generator=sample_generator(config.seed, step, "self-conditioning")).item()
+        total = accelerator.reduce(torch.tensor(_weight_total(micro, config), device=accelerator.device))
+        loss_sum = torch.zeros((), device=accelerator.device)
+        for batch in micro:
+            with accelerator.autocast():
+                loss, _ = batch_loss(accelerator.unwrap_model(model), batch, config, share < config.self_conditioning)
+            # accelerate averages gradients over ranks; the loss is a global sum over `total`
+            accelerator.backward(loss / total * accelerator.num_processes)
+            loss_sum += loss.detach()
+        mean = float(accelerator.reduce(loss_sum) / total)
+        if not torch.isfinite(torch.tensor(mean)):
+            raise NonFiniteLossError(
+                f"the loss is {mean} at update {step}; the last good checkpoint is "
+                f"{checkpoint.latest(out / 'checkpoints')}. "
+                "Resume it with a lower learning rate"
+            )
+        norm = accelerator.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        report(
+            {
+                "step": step + 1,
+                "loss": mean,
+                "gradient_norm": float(norm),
+                "lr": schedules[0].get_last_lr()[0],
+                "residual": float(share < config.self_conditioning),
+                "seconds": time.perf_counter() - started,
+            }
+        )
+        if (step + 1) % config.save_every == 0 and step + 1 < config.steps:
+            _save(accelerator, model, tokenizer, config, out, step + 1)
+    final = out / "model"
+    if accelerator.is_main_process:
+        plain = accelerator.unwrap_model(model)
+        checkpoint.write_folder(final, lambda folder: save_model(plain, tokenizer, folder, torch.bfloat16))
+    accelerator.wait_for_everyone()
+    return final
+
+
+def _save(
+    accelerator: Accelerator, model: Any, tokenizer: Tokenizer, config: PretrainConfig, out: Path, step: int
+) -> None:
+    def write(folder: Path) -> None:
+        accelerator.save_state(str(folder / "state"))
+        save_model(accelerator.unwrap_model(model), tokenizer, folder / "model", torch.float32)
+        checkpoint.write_json(folder / "run.json", {"step": step, "config": to_dict(config)})
+
+    folder = out / "checkpoints"
+    if accelerator.is_main_process:
+        checkpoint.write_folder(checkpoint.checkpoint_path(folder, step), write)
+        checkpoint.prune(folder, config.keep)
+    accelerator.wait_for_everyone()
+
+
+def _resume(accelerator: Accelerator, config: PretrainConfig, out: Path) -> int:
+    found = checkpoint.latest(out / "checkpoints")
+    if found is None:
+        return 0
+    run = checkpoint.read_json(found / "run.json")
+    if run["config"] != to_dict(config):
+        raise ConfigError(
+            f"{found} was made with other settings; use another output folder, the same settings, or --no-resume"
+        )
+    accelerator.load_state(str(found / "state"))
+    return int(run["step"])

@@ -15,21 +15,10 @@ from dlmrt.cache import KVCache, Span
 from dlmrt.models.base import BlockModel
 from dlmrt.models.diffusion_gemma_config import LAYER_NORMS, AttentionConfig, DiffusionGemmaConfig
 from dlmrt.models.experts import Experts
-from dlmrt.models.layers import RotaryTable, StackedLinear, attend, gated_mlp, gelu_tanh, rms_norm, rotate
+from dlmrt.models.layers import GatedMlp, RotaryTable, StackedLinear, attend, gelu_tanh, rms_norm, rotate
 from orl_core.residual import add_residual
 
 Rotary = dict[AttentionConfig, tuple[Tensor, Tensor]]
-
-
-class _Mlp:
-    """down(gelu(gate(x)) * up(x))."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], prefix: str, fuse: bool) -> None:
-        self.gate_up = StackedLinear([tensors[f"{prefix}{n}_proj.weight"] for n in ("gate", "up")], fuse=fuse)
-        self.down = tensors[f"{prefix}down_proj.weight"]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return gated_mlp(x, self.gate_up, self.down, gelu_tanh)
 
 
 class _Router:
@@ -68,7 +57,7 @@ class _Layer:
         projections = "qkv" if self.attention.window is not None else "qk"
         self.qkv = StackedLinear([weight(f"self_attn.{n}_proj") for n in projections], fuse=fuse)
         self.out = weight("self_attn.o_proj")
-        self.mlp = _Mlp(tensors, f"{prefix}mlp.", fuse)
+        self.mlp = GatedMlp(tensors, f"{prefix}mlp.", fuse=fuse, act=gelu_tanh)
         self.router = _Router(config, tensors, f"{prefix}router.")
         gate_up, down = tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"]
         self.experts = Experts([gate_up], [down], act=gelu_tanh)
@@ -119,7 +108,7 @@ class DiffusionGemma(BlockModel):
         self.layers = [_Layer(config, tensors, index, fuse) for index in range(len(config.attention))]
         self.rotary = {attention: self._rotary_table(attention) for attention in set(config.attention)}
         self.signal_norm = tensors["model.decoder.self_conditioning.pre_norm.weight"]
-        self.signal_mlp = _Mlp(tensors, "model.decoder.self_conditioning.", fuse)
+        self.signal_mlp = GatedMlp(tensors, "model.decoder.self_conditioning.", fuse=fuse, act=gelu_tanh)
 
     @classmethod
     def from_tensors(cls, config: DiffusionGemmaConfig, tensors: Mapping[str, Tensor], *, fuse: bool = True) -> Self:

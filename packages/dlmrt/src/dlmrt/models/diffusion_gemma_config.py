@@ -7,7 +7,7 @@ from typing import Any, Self
 from dlmrt.checkpoint.config import Fields
 from dlmrt.errors import ModelConfigError
 from dlmrt.models.base import BlockSpec, ModelConfig
-from dlmrt.models.experts import mlp_shapes
+from dlmrt.models.layers import gated_mlp_shapes
 
 _FULL_EVERY = 6
 _ROPE = {"sliding_attention": ("default", 1e4, 1.0), "full_attention": ("proportional", 1e6, 0.25)}
@@ -108,10 +108,10 @@ class DiffusionGemmaConfig(ModelConfig):
             }
             if attention.window is not None:
                 shapes[f"{layer}self_attn.v_proj.weight"] = (kv, d)
-            shapes |= mlp_shapes(f"{layer}mlp.", d, self.intermediate_size)
+            shapes |= gated_mlp_shapes(f"{layer}mlp.", d, self.intermediate_size)
         shapes["model.decoder.norm.weight"] = (d,)
         shapes["model.decoder.self_conditioning.pre_norm.weight"] = (d,)
-        return shapes | mlp_shapes("model.decoder.self_conditioning.", d, self.intermediate_size)
+        return shapes | gated_mlp_shapes("model.decoder.self_conditioning.", d, self.intermediate_size)
 
     def ignores(self, name: str) -> bool:
         """The vision tower, and copies of tied weights."""

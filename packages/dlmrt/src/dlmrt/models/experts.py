@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dlmrt.models.layers import Activation
+from dlmrt.models.layers import Activation, gated_mlp_shapes
 
 
 class Experts:
@@ -55,13 +55,4 @@ class Experts:
 
 def expert_shapes(prefix: str, count: int, d: int, m: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of experts stored one by one."""
-    return {f"{prefix}{i}.{name}": shape for i in range(count) for name, shape in mlp_shapes("", d, m).items()}
-
-
-def mlp_shapes(prefix: str, d: int, m: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a gated MLP."""
-    return {
-        f"{prefix}gate_proj.weight": (m, d),
-        f"{prefix}up_proj.weight": (m, d),
-        f"{prefix}down_proj.weight": (d, m),
-    }
+    return {f"{prefix}{i}.{name}": shape for i in range(count) for name, shape in gated_mlp_shapes("", d, m).items()}

@@ -41,10 +41,22 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def gated_mlp(x: Tensor, gate_up: StackedLinear, down: Tensor, act: Activation = F.silu) -> Tensor:
-    """down(act(gate(x)) * up(x))."""
-    gate, up = gate_up(x)
-    return F.linear(act(gate) * up, down)
+class GatedMlp:
+    """down(act(gate(x)) * up(x)) over the tensors `{prefix}{gate,up,down}_proj.weight`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str, *, fuse: bool, act: Activation = F.silu) -> None:
+        self.gate_up = StackedLinear([tensors[f"{prefix}{n}_proj.weight"] for n in ("gate", "up")], fuse=fuse)
+        self.down, self.act = tensors[f"{prefix}down_proj.weight"], act
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x)
+        return F.linear(self.act(gate) * up, self.down)
+
+
+def gated_mlp_shapes(prefix: str, d: int, m: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a `GatedMlp` of width d and inner width m."""
+    shapes = {"gate_proj.weight": (m, d), "up_proj.weight": (m, d), "down_proj.weight": (d, m)}
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
 def residual_adapter(tensors: Mapping[str, Tensor], eps: float) -> ResidualAdapter | None:

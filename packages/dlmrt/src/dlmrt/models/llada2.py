@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dlmrt.cache import KVCache, Span
 from dlmrt.models.base import BlockModel
 from dlmrt.models.experts import Experts
-from dlmrt.models.layers import RotaryTable, StackedLinear, attend, gated_mlp, residual_adapter, rms_norm, rotate
+from dlmrt.models.layers import GatedMlp, RotaryTable, attend, residual_adapter, rms_norm, rotate
 from dlmrt.models.llada2_config import LLaDA2Config
 from orl_core.residual import add_residual
 
@@ -40,17 +40,6 @@ def route(x_Nd: Tensor, weight_Ed: Tensor, bias_E: Tensor, config: LLaDA2Config)
     return index_NK, weight_NK * config.routed_scaling_factor
 
 
-class _DenseMlp:
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], prefix: str, fuse: bool) -> None:
-        self.gate_up = StackedLinear([tensors[f"{prefix}{n}_proj.weight"] for n in ("gate", "up")], fuse=fuse)
-        self.down = tensors[f"{prefix}down_proj.weight"]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return gated_mlp(x, self.gate_up, self.down)
-
-
 class _SparseMlp:
     """Routed experts plus the shared expert, which is added unscaled."""
 
@@ -58,7 +47,7 @@ class _SparseMlp:
         self.config = config
         self.gate, self.bias = tensors[f"{prefix}gate.weight"], tensors[f"{prefix}gate.expert_bias"]
         self.experts = Experts.from_checkpoint(tensors, f"{prefix}experts.", config.num_experts, fuse=fuse)
-        self.shared = _DenseMlp(tensors, f"{prefix}shared_experts.", fuse) if config.num_shared_experts else None
+        self.shared = GatedMlp(tensors, f"{prefix}shared_experts.", fuse=fuse) if config.num_shared_experts else None
 
     def __call__(self, x_BTd: Tensor) -> Tensor:
         x_Nd = x_BTd.flatten(0, 1)
@@ -80,7 +69,7 @@ class _Layer:
         self.k_norm = tensors.get(f"{prefix}attention.key_layernorm.weight")
         dense = index < config.first_k_dense_replace
         sparse = None if dense else _SparseMlp(config, tensors, f"{prefix}mlp.", fuse)
-        self.mlp = sparse or _DenseMlp(tensors, f"{prefix}mlp.", fuse)
+        self.mlp = sparse or GatedMlp(tensors, f"{prefix}mlp.", fuse=fuse)
 
     def _turn(self, x_BTHD: Tensor, norm: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
         if norm is not None:

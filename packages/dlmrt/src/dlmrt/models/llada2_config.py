@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from dlmrt.checkpoint.config import Fields
 from dlmrt.models.base import BlockSpec, ModelConfig
-from dlmrt.models.experts import expert_shapes, mlp_shapes
-from dlmrt.models.layers import residual_adapter_shapes
+from dlmrt.models.experts import expert_shapes
+from dlmrt.models.layers import gated_mlp_shapes, residual_adapter_shapes
 
 _CANVAS, _MASK = 32, 156895
 
@@ -116,7 +116,7 @@ class LLaDA2Config(ModelConfig):
             if self.use_qk_norm:
                 shapes |= {f"{layer}attention.{name}_layernorm.weight": (D,) for name in ("query", "key")}
             if index < self.first_k_dense_replace:
-                shapes |= mlp_shapes(f"{layer}mlp.", d, self.intermediate_size)
+                shapes |= gated_mlp_shapes(f"{layer}mlp.", d, self.intermediate_size)
                 continue
             shapes |= expert_shapes(f"{layer}mlp.experts.", self.num_experts, d, m)
             shapes |= {
@@ -124,7 +124,7 @@ class LLaDA2Config(ModelConfig):
                 f"{layer}mlp.gate.expert_bias": (self.num_experts,),
             }
             if self.num_shared_experts:
-                shapes |= mlp_shapes(f"{layer}mlp.shared_experts.", d, m * self.num_shared_experts)
+                shapes |= gated_mlp_shapes(f"{layer}mlp.shared_experts.", d, m * self.num_shared_experts)
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, d)

@@ -1,6 +1,7 @@
-"""Qwen3-family denoisers: QwenDLM (Qwen3 body, residual adapter), plain Qwen3 and SDAR checkpoints.
+"""Qwen3-family denoisers: QwenDLM (Qwen3 body, residual adapter), plain Qwen3 and SDAR, dense or with experts.
 
-Numerics follow transformers' Qwen3ForCausalLM; weight names are its names, plus `residual_adapter.*`.
+Numerics follow transformers' Qwen3ForCausalLM and Qwen3MoeForCausalLM; weight names are theirs, plus
+`residual_adapter.*`.
 Shape legend: B rows, T tokens, C canvas, H heads, D head width, d width.
 """
 
@@ -15,15 +16,17 @@ from dlmrt.cache import KVCache, Span
 from dlmrt.checkpoint.config import Fields
 from dlmrt.models.base import BlockModel, BlockSpec, ModelConfig
 from dlmrt.models.layers import (
+    GatedMlp,
     RotaryTable,
     StackedLinear,
     attend,
-    gated_mlp,
+    gated_mlp_shapes,
     residual_adapter,
     residual_adapter_shapes,
     rms_norm,
     rotate,
 )
+from dlmrt.models.qwen3_moe import MoeConfig, SparseMlp
 from orl_core.noise import Family
 from orl_core.residual import add_residual
 
@@ -54,6 +57,7 @@ class Qwen3Config(ModelConfig):
     mask_token_id: int | None
     residual_intermediate_size: int
     aligned_blocks: bool
+    moe: MoeConfig | None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
@@ -63,10 +67,11 @@ class Qwen3Config(ModelConfig):
         fields.require("use_sliding_window", False)
         rope = fields.section("rope_parameters") or fields.section("rope_scaling")
         rope.require("rope_type", "default")
-        sdar = raw.get("model_type") == "sdar"
+        model_type = raw.get("model_type")
+        sdar = model_type in ("sdar", "sdar_moe")
         family = fields.choice("state_family", ("uniform", "masked"), default="masked" if sdar else "uniform")
         heads, width = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-        vocab_size = fields.integer("vocab_size")
+        vocab_size, layers = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
         mask_token_id = None
         if family == "masked":
             default = _SDAR_MASK if sdar else None
@@ -76,7 +81,7 @@ class Qwen3Config(ModelConfig):
             vocab_size=vocab_size,
             hidden_size=width,
             intermediate_size=fields.integer("intermediate_size"),
-            num_hidden_layers=fields.integer("num_hidden_layers"),
+            num_hidden_layers=layers,
             num_attention_heads=heads,
             num_key_value_heads=fields.divisor("num_key_value_heads", heads, default=heads),
             head_dim=fields.integer("head_dim", default=width // heads),
@@ -89,7 +94,12 @@ class Qwen3Config(ModelConfig):
             mask_token_id=mask_token_id,
             residual_intermediate_size=fields.integer("residual_intermediate_size", default=0, low=0),
             aligned_blocks=sdar,
+            moe=MoeConfig.from_fields(fields, layers) if model_type in ("sdar_moe", "qwen3_moe") else None,
         )
+
+    def moe_of(self, layer: int) -> MoeConfig | None:
+        """The experts of this layer; None if its MLP is dense."""
+        return self.moe if self.moe is not None and self.moe.sparse[layer] else None
 
     @property
     def spec(self) -> BlockSpec:
@@ -118,13 +128,13 @@ class Qwen3Config(ModelConfig):
             "self_attn.q_norm.weight": (D,),
             "self_attn.k_norm.weight": (D,),
             "post_attention_layernorm.weight": (d,),
-            "mlp.gate_proj.weight": (m, d),
-            "mlp.up_proj.weight": (m, d),
-            "mlp.down_proj.weight": (d, m),
         }
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, d)}
         for index in range(self.num_hidden_layers):
-            shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+            prefix = f"model.layers.{index}."
+            shapes |= {f"{prefix}{name}": shape for name, shape in layer.items()}
+            moe = self.moe_of(index)
+            shapes |= moe.shapes(f"{prefix}mlp.", d) if moe else gated_mlp_shapes(f"{prefix}mlp.", d, m)
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, d)
@@ -135,7 +145,7 @@ class Qwen3Config(ModelConfig):
 
 
 class _Layer:
-    """One decoder layer: attention and gated MLP, each behind an RMSNorm, with QK-norm before rotary."""
+    """One decoder layer: attention and MLP, each behind an RMSNorm, with QK-norm before rotary."""
 
     def __init__(self, config: Qwen3Config, tensors: Mapping[str, Tensor], index: int, fuse: bool) -> None:
         def weight(name: str) -> Tensor:
@@ -147,8 +157,9 @@ class _Layer:
         self.q_norm, self.k_norm = weight("self_attn.q_norm"), weight("self_attn.k_norm")
         self.qkv = StackedLinear([weight(f"self_attn.{n}_proj") for n in "qkv"], fuse=fuse)
         self.out = weight("self_attn.o_proj")
-        self.gate_up = StackedLinear([weight("mlp.gate_proj"), weight("mlp.up_proj")], fuse=fuse)
-        self.down = weight("mlp.down_proj")
+        prefix = f"model.layers.{index}.mlp."
+        moe = config.moe_of(index)
+        self.mlp = GatedMlp(tensors, prefix, fuse=fuse) if moe is None else SparseMlp(moe, tensors, prefix, fuse=fuse)
 
     def write_keys(self, x_BTd: Tensor, rotary: tuple[Tensor, Tensor], span: Span, cache: KVCache):
         """Queries [B, T, H, D], and the cache views of all keys and values after writing this span's."""
@@ -161,7 +172,7 @@ class _Layer:
     def __call__(self, x_BTd: Tensor, rotary: tuple[Tensor, Tensor], span: Span, cache: KVCache) -> Tensor:
         q, keys, values = self.write_keys(x_BTd, rotary, span, cache)
         x_BTd = x_BTd + F.linear(attend(q, keys, values, span, scale=self.scale), self.out)
-        return x_BTd + gated_mlp(rms_norm(x_BTd, self.post_norm, self.eps), self.gate_up, self.down)
+        return x_BTd + self.mlp(rms_norm(x_BTd, self.post_norm, self.eps))
 
 
 class Qwen3(BlockModel):

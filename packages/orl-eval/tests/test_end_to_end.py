@@ -1,0 +1,37 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dlmrt.checkpoint.embedded import embedded_models
+from orl_eval.cli import app
+
+MODEL = "embedded:base"
+pytestmark = pytest.mark.skipif(MODEL not in embedded_models(), reason=f"this build of dlmrt ships no {MODEL}")
+
+
+def run(*arguments):
+    command = ["run", "--task", "arithmetic", "--model", MODEL, "--limit", "8", "--json", *arguments]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_embedded_model_answers_and_repeats_itself(tmp_path):
+    first, second = (run("--save", str(tmp_path / name)) for name in ("first.json", "second.json"))
+    assert first["n"] == 8
+    assert first["accuracy"] >= 0.75
+    assert first["final_accuracy"] >= first["accuracy"]
+    assert first["tpf"] > first["tpf_commit"] > 0
+    responses = [
+        [answer["response"] for answer in json.loads((tmp_path / name).read_text())["answers"]]
+        for name in ("first.json", "second.json")
+    ]
+    assert responses[0] == responses[1]
+    assert first["forwards"] == second["forwards"]
+
+
+def test_decoder_options_change_the_decoding():
+    loose, strict = run("--decoder-option", "max_steps=2"), run("--decoder-option", "max_steps=40")
+    assert (loose["settings"]["max_steps"], strict["settings"]["max_steps"]) == (2, 40)
+    assert loose["tpf"] > strict["tpf"]

@@ -26,16 +26,26 @@ class DecoderSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+# The modes of LLaDA2.1 as published: few edits of tokens drafted with care, and many of tokens drafted in haste.
+PRESETS = {
+    "draft_edit_quality": DecoderSettings("draft_edit", {"threshold": 0.7, "edit_threshold": 0.5}),
+    "draft_edit_speed": DecoderSettings("draft_edit", {"threshold": 0.5, "edit_threshold": 0.0}),
+}
+_NAMES = [*DECODERS, *PRESETS]
+
+
 def option_names(name: str) -> set[str]:
     """Settings of a decoder that are not given by the model."""
     return {field.name for field in fields(DECODERS[name])} - _FROM_MODEL
 
 
 def settings_from_json(raw: Mapping[str, Any]) -> DecoderSettings:
-    """The `decoder` object of a generation_config.json: its name, and keyword settings."""
+    """The `decoder` object of a generation_config.json: its name or that of a preset, and keyword settings."""
     name, options = raw.get("name"), {key: value for key, value in raw.items() if key != "name"}
+    if name in PRESETS:
+        name, options = PRESETS[name].name, {**PRESETS[name].options, **options}
     if name not in DECODERS:
-        raise ModelConfigError(f"generation_config.json has decoder.name = {name!r}; choose one of {list(DECODERS)}")
+        raise ModelConfigError(f"generation_config.json has decoder.name = {name!r}; choose one of {_NAMES}")
     unknown = set(options) - option_names(name)
     if unknown:
         raise ModelConfigError(
@@ -48,8 +58,10 @@ def settings_from_json(raw: Mapping[str, Any]) -> DecoderSettings:
 def build_decoder(spec: BlockSpec, default: DecoderSettings, params: GenerationParams) -> Decoder:
     """Raises RequestError for an unknown decoder, one of the other family, a foreign or an out-of-range setting."""
     name = params.decoder or default.name
+    if name in PRESETS:
+        default, name = PRESETS[name], PRESETS[name].name
     if name not in DECODERS:
-        raise RequestError(f"decoder {name!r} is unknown; choose one of {list(DECODERS)}")
+        raise RequestError(f"decoder {name!r} is unknown; choose one of {_NAMES}")
     requested = params.decoder_options()
     foreign = sorted(set(requested) - option_names(name))
     if foreign:

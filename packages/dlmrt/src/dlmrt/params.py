@@ -12,7 +12,8 @@ class GenerationParams:
     """Settings of one request. None means the checkpoint's default (generation_config.json).
 
     max_new_tokens   upper bound of answer tokens; a default is cut to what the context has left, an explicit one not
-    decoder          "entropy_bound", "threshold" or "draft_edit"
+    decoder          "entropy_bound", "threshold" or "draft_edit", or a preset of the latter: "draft_edit_quality",
+                     "draft_edit_speed"
     temperature      0 is greedy: the candidate of a position is its most probable token; above 0 candidates are
                      sampled at that temperature
     seed             the same request with the same seed gives the same tokens; int64

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
@@ -16,6 +17,9 @@ ALLOWED = {
     "orl_eval": {"orl_core", "dlmrt"},
     "orl_serve": {"orl_core", "dlmrt", "orl_eval"},
 }
+
+# comes with torch, but only where it can be used: modules that import it must be imported lazily by the others
+COMES_WITH_TORCH = "triton"
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,10 @@ def all_imports(package):
     return [(path, found) for path in package.sources for found in find_imports(path.read_text())]
 
 
+def imports_at_top(path, module: str) -> bool:
+    return any(found.module == module and not found.lazy for found in find_imports(path.read_text()))
+
+
 def distribution_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement).group()).lower()
 
@@ -95,7 +103,7 @@ def test_imports_between_packages_go_one_way(packages):
 
 def test_imports_are_declared_and_optional_ones_are_lazy(packages):
     providers = {module: {distribution_name(d) for d in found} for module, found in packages_distributions().items()}
-    providers |= {package.module: {package.name} for package in packages.values()}
+    providers |= {package.module: {package.name} for package in packages.values()} | {COMES_WITH_TORCH: {"torch"}}
     wrong = []
     for package in packages.values():
         always, optional = declared(package)
@@ -109,6 +117,19 @@ def test_imports_are_declared_and_optional_ones_are_lazy(packages):
             elif not names & always and not found.lazy:
                 wrong.append(f"{where} at module top, but it comes only with an extra of {package.name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_packages_import_without_triton(packages):
+    modules = [
+        ".".join(path.relative_to(package.folder / "src").with_suffix("").parts).removesuffix(".__init__")
+        for package in packages.values()
+        for path in package.sources
+        if path.stem != "__main__" and not imports_at_top(path, COMES_WITH_TORCH)
+    ]
+    lines = ["import importlib, sys", f"sys.modules[{COMES_WITH_TORCH!r}] = None"]
+    lines += [f"importlib.import_module({module!r})" for module in modules]
+    finished = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_declared_members_agree_with_the_direction(packages):

@@ -28,10 +28,10 @@ summary = evaluate(get_task("arithmetic"), Oracle(), limit=20).summary
 assert (summary.accuracy, summary.tpf, summary.tpf_commit) == (1.0, 3.0, 12 / 5)
 
 if find_spec("dlmrt") is None:
+    message = ""
     try:
         LocalEngine.load("embedded:base", DecodeSettings())
     except MissingExtraError as error:
-        assert "orl-eval[local]" in str(error)
-    else:
-        raise AssertionError("a model was loaded without an engine")
+        message = str(error)
+    assert "orl-eval[local]" in message
 print("orl-eval works")

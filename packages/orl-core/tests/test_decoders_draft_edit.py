@@ -1,12 +1,14 @@
 """Draft-and-edit decoding against a plain loop of the published rule and against recorded LLaDA2.1 runs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orl_core.decoders import DraftEdit
-from orl_core.entropy import token_stats
+from orl_core.entropy import TokenStats, token_stats
 from orl_core.errors import ConfigError, ShapeError
 
 C, V, MASK, POST = 6, 7, 6, 4
@@ -96,6 +98,15 @@ def test_reproduces_a_recorded_llada21_run(load_golden, replay, run):
         config.get("num_to_transfer", 1),
     )
     assert replay(decoder, golden, f"generate21/{run}") == config["num_forwards"]
+
+
+def test_a_probability_at_the_edit_threshold_does_not_exceed_it(no_draws):
+    decoder, block = DraftEdit(MASK, 3, threshold=0.5, edit_threshold=0.25), torch.zeros(1, dtype=torch.int64)
+    canvas = torch.zeros(1, 3, dtype=torch.int64)
+    drafted = replace(decoder.init(canvas, canvas == 0, no_draws, block), canvas=canvas, unresolved=canvas > 0)
+    token, p = torch.tensor([[1, 2, 3]]), torch.tensor([[0.25, 0.5, 0.25]])
+    after = decoder.step(TokenStats(token, token, p, p, torch.zeros(1, 3)), drafted, no_draws, block)
+    assert after.canvas.tolist() == [[0, 2, 0]]
 
 
 @pytest.mark.parametrize("post", [0, 3])

@@ -231,6 +231,14 @@ def test_equal_entropies_are_accepted_in_order_of_position():
     ]
 
 
+def test_a_canvas_that_starts_as_the_answer_is_not_yet_stable(run_decoder, recorded_draws):
+    """Stability compares predictions with predictions: two are needed, whatever noise the canvas began with."""
+    decoder, answer = EntropyBound(V, stability_threshold=1), torch.full((B, C), 3)
+    draws, editable = recorded_draws(answer, answer[None]), torch.ones(B, C, dtype=torch.bool)
+    stats = token_stats(50.0 * torch.nn.functional.one_hot(answer, V))
+    assert len(run_decoder(decoder, lambda k, state: stats, answer, editable, draws)) == 1 + 2
+
+
 def test_stops_at_max_steps_without_ever_being_confident(run_decoder, recorded_draws):
     decoder = EntropyBound(V, max_steps=STEPS)
     logits, candidates, canvas, renoise = random_run(0)

@@ -88,6 +88,14 @@ def test_rows_of_a_batch_are_decoded_as_if_alone(run_decoder, no_draws, seed):
         assert together.step[i] == state.step[0]
 
 
+def test_a_probability_at_the_threshold_does_not_exceed_it(no_draws):
+    decoder, block = Threshold(MASK, 3, threshold=0.5), torch.zeros(1, dtype=torch.int64)
+    token, p = torch.tensor([[1, 2, 3]]), torch.tensor([[0.5, 0.75, 0.5]])
+    state = decoder.init(token, token > 0, no_draws, block)
+    after = decoder.step(TokenStats(token, token, p, p, torch.zeros(1, 3)), state, no_draws, block)
+    assert after.canvas.tolist() == [[MASK, 2, MASK]]
+
+
 @pytest.mark.parametrize("steps", [None, 3])
 def test_stops_even_where_the_mask_token_is_predicted(run_decoder, no_draws, steps):
     decoder = Threshold(MASK, C, 1.0, steps=steps)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orl_core.errors import ConfigError
@@ -81,6 +81,8 @@ def test_the_masked_family_needs_a_mask_id():
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.sampled_from(FAMILIES), st.floats(0.01, 3))
+@example([False], "uniform", 0.25)
+@example([False], "masked", 0.25)
 def test_weights_sum_to_1(corrupted, family, clean_weight):
     weight = loss_weights(torch.tensor(corrupted), family, clean_weight)
     raw = [1.0 if c else clean_weight if family == "uniform" else 0.0 for c in corrupted]

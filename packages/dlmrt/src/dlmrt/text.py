@@ -64,8 +64,10 @@ class TextCodec:
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The chat template filled in as transformers' `apply_chat_template(..., add_generation_prompt=True)` does.
 
-        thinking: passed as `enable_thinking` if it is not None. Raises RequestError.
+        thinking: passed as `enable_thinking` if it is not None. Raises RequestError, also for images and other parts
+        that are not text.
         """
+        _check_text_only(messages)
         if self.chat_template is None:
             raise RequestError("the model has no chat template, so it takes a prompt and not messages")
         import jinja2
@@ -82,6 +84,18 @@ class TextCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def _check_text_only(messages: Sequence[Message]) -> None:
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for part in content if isinstance(content, list | tuple) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if kind != "text":
+                raise RequestError(
+                    f"message {index} holds a part of type {kind!r}; the engine reads text only, also with models that "
+                    'were trained on images: send strings or parts {"type": "text", "text": ...}'
+                )
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

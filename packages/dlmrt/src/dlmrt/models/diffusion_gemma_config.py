@@ -11,6 +11,23 @@ from dlmrt.models.layers import gated_mlp_shapes
 
 _FULL_EVERY = 6
 _ROPE = {"sliding_attention": ("default", 1e4, 1.0), "full_attention": ("proportional", 1e6, 0.25)}
+_SAMPLER = "EntropyBoundSamplerConfig"
+_GENERATION_KEYS = {
+    "max_steps": "max_denoising_steps",
+    "t_min": "t_min",
+    "t_max": "t_max",
+    "stability_threshold": "stability_threshold",
+    "confidence_threshold": "confidence_threshold",
+}
+# What DiffusionGemmaForBlockDiffusion.generate does where the file says nothing (transformers 5.24).
+_GENERATION_DEFAULTS = {
+    "max_steps": 48,
+    "entropy_bound": 0.1,
+    "t_min": 0.4,
+    "t_max": 0.8,
+    "stability_threshold": 1,
+    "confidence_threshold": 0.005,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +133,19 @@ class DiffusionGemmaConfig(ModelConfig):
     def ignores(self, name: str) -> bool:
         """The vision tower, and copies of tied weights."""
         return name == "lm_head.weight" or name.startswith("model.encoder.")
+
+    def decoder_defaults(self, generation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Reads transformers' layout: keys at the top of generation_config.json, the bound in `sampler_config`."""
+        if generation.get("decoder"):
+            return generation["decoder"]
+        sampler = generation.get("sampler_config") or {}
+        kind = sampler.get("_cls_name", _SAMPLER)
+        if kind != _SAMPLER:
+            raise ModelConfigError(f"generation_config.json has sampler_config._cls_name = {kind!r}; use {_SAMPLER!r}")
+        given = {ours: generation.get(theirs) for ours, theirs in _GENERATION_KEYS.items()}
+        given["entropy_bound"] = sampler.get("entropy_bound")
+        set_values = {name: value for name, value in given.items() if value is not None}
+        return {"name": "entropy_bound", "greedy": False, **_GENERATION_DEFAULTS, **set_values}
 
 
 LAYER_NORMS = (

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -199,7 +199,7 @@ class Engine:
         ids: Sequence[int] | None = None,
         cancel: Cancel | None = None,
         drafts: bool = False,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """The answer as it comes: Draft after each step if `drafts`, BlockCommitted after each block, then Finished.
 
         messages: dicts with "role" and "content", for a model with a chat template. cancel: an event, or a function
@@ -209,7 +209,7 @@ class Engine:
         request = self.prepare(params, prompt=prompt, messages=messages, ids=ids)
         return self._run(request, _cancel_function(cancel), drafts)
 
-    def _run(self, request: Request, cancelled: Callable[[], bool], drafts: bool) -> Iterator[Event]:
+    def _run(self, request: Request, cancelled: Callable[[], bool], drafts: bool) -> Generator[Event, None, None]:
         began = time.perf_counter()
         params, answer = request.params, AnswerText(self.codec, request.params.stop)
         capacity = cache_capacity(self.model.spec, len(request.ids), request.max_new_tokens)

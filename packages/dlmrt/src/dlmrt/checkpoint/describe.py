@@ -1,0 +1,111 @@
+"""What a checkpoint is and how much memory it takes, from its configs and safetensors headers alone."""
+
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from dlmrt.checkpoint.folder import read_folder, read_json
+from dlmrt.checkpoint.hub import resolve
+from dlmrt.checkpoint.weights import TensorEntry, check_tensors, read_headers
+from dlmrt.decoding import build_decoder
+from dlmrt.devices import pick_dtype
+from dlmrt.errors import RequestError
+from dlmrt.loop.decode import cache_capacity
+from dlmrt.params import GenerationParams
+from dlmrt.vocab import CHUNK
+
+_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """family: noise of the states. decoder: its settings at default decoding. *_bytes: memory of one request that fills
+    `context` tokens (prompt and answer): weights, KV cache, and the buffers of one step."""
+
+    model: str
+    model_type: str
+    family: str
+    parameters: int
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    canvas_length: int
+    max_context: int
+    residual: bool
+    decoder: dict[str, Any]
+    dtype: str
+    context: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    step_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_cache_bytes + self.step_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"total_bytes": self.total_bytes}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(label, value) pairs for people."""
+        settings = ", ".join(f"{name} {value}" for name, value in self.decoder.items() if name != "name")
+        memory = (
+            f"{self.total_bytes / _MIB:.1f} MiB at {self.context} tokens (weights {self.weight_bytes / _MIB:.1f}, "
+            f"KV cache {self.kv_cache_bytes / _MIB:.1f}, step {self.step_bytes / _MIB:.1f})"
+        )
+        return [
+            ("model", self.model),
+            ("type", f"{self.model_type}, {self.family} family, residual {'on' if self.residual else 'none'}"),
+            ("parameters", f"{self.parameters:,} in {self.layers} layers of width {self.hidden_size}, {self.dtype}"),
+            ("vocabulary", f"{self.vocab_size:,}"),
+            ("canvas", f"{self.canvas_length} tokens"),
+            ("context", f"{self.max_context:,} tokens"),
+            ("decoder", f"{self.decoder['name']}: {settings}"),
+            ("memory", memory),
+        ]
+
+
+def describe(name: str, *, revision: str | None = None, context: int | None = None, dtype: str = "auto") -> Description:
+    """context: tokens to plan for, the model's own maximum by default. Raises CheckpointError or RequestError."""
+    folder = resolve(name, revision)
+    settings, entries = read_folder(folder), read_headers(folder)
+    spec = settings.config.spec
+    check_tensors(settings.config, {tensor: entry.shape for tensor, entry in entries.items()}, str(folder))
+    context = context or spec.max_context
+    if context > spec.max_context:
+        raise RequestError(f"context is {context}; the model's is {spec.max_context}")
+    used = {tensor: entries[tensor] for tensor in settings.config.tensor_shapes()}
+    parameters = sum(prod(entry.shape) for entry in used.values())
+    converted = pick_dtype(dtype, "cuda")  # "auto" describes the checkpoint as it is stored
+    weight_bytes = sum(e.nbytes for e in used.values()) if converted is None else parameters * converted.itemsize
+    cache_dtype = converted or pick_dtype(_main_dtype(used), "cuda")
+    assert cache_dtype is not None
+    logits = 4 * min(CHUNK, spec.vocab_size)
+    decoder = build_decoder(spec, settings.defaults.decoder, GenerationParams())
+    return Description(
+        model=name,
+        model_type=read_json(folder / "config.json")["model_type"],
+        family=spec.family,
+        parameters=parameters,
+        layers=len(spec.kv_layers),
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        canvas_length=spec.canvas_length,
+        max_context=spec.max_context,
+        residual=spec.has_residual,
+        decoder={"name": settings.defaults.decoder.name, **asdict(decoder)},  # type: ignore[call-overload]
+        dtype=str(cache_dtype).removeprefix("torch."),
+        context=context,
+        weight_bytes=weight_bytes,
+        kv_cache_bytes=spec.kv_bytes(cache_capacity(spec, 1, context - 1), cache_dtype),
+        step_bytes=spec.canvas_length * (logits * 3 + spec.hidden_size * 8),
+    )
+
+
+def _main_dtype(entries: dict[str, TensorEntry]) -> str:
+    """The dtype that most of the bytes are stored in."""
+    sizes: dict[str, int] = {}
+    for entry in entries.values():
+        sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.nbytes
+    return _STORED.get(max(sizes, key=lambda dtype: sizes[dtype]), "float32")

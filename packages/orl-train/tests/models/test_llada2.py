@@ -195,3 +195,26 @@ def test_wrong_input_gets_an_error_that_says_what_is_right(model):
         LLaDA2MoeConfig(score_function="softmax")
     with pytest.raises(ConfigError, match="n_group"):
         LLaDA2MoeConfig(num_experts=10, n_group=4)
+
+
+def test_the_engine_computes_the_same_from_the_shared_tensors(tmp_path):
+    pytest.importorskip("dlmrt", reason="the engine is an optional dependency (orl-train[engine])")
+    from dlmrt.cache import block_causal_span
+    from dlmrt.engine import Engine
+
+    model = tiny_with_residual().eval()
+    with torch.no_grad():
+        model.residual_adapter.down_proj.weight.normal_(std=0.5)
+    model.config.mask_token_id, model.config.canvas_length = 318, 8
+    model.save_pretrained(tmp_path)
+    engine = Engine.from_state(json.loads((tmp_path / "config.json").read_text()), model.state_dict()).model
+    generator = torch.Generator().manual_seed(4)
+    ids, z = torch.randint(0, 320, (2, 24), generator=generator), torch.randn(2, 24, 64, generator=generator)
+    receives = torch.rand(2, 24, generator=generator) < 0.5
+    block = torch.arange(24) // 8
+    mask = block[None, :] <= block[:, None]
+    span = block_causal_span([0, 0], 24, 8, "cpu")
+    with torch.no_grad():
+        ours = model.denoise(ids, torch.arange(24).expand(2, 24), mask, z, receives)
+        theirs = engine.logits(engine.denoise(ids, z, receives, span, engine.new_cache(2, 24)))
+    torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)

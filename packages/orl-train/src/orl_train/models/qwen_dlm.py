@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3Model
 
-from orl_core.errors import ConfigError
+from orl_core.errors import ConfigError, ShapeError
 from orl_core.noise import Family
 from orl_core.residual import ResidualAdapter, add_residual
 
@@ -47,6 +47,7 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
     config: QwenDLMConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     base_model_prefix = "model"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own form)
+    supports_gradient_checkpointing = True
     _supports_sdpa = True
     _no_split_modules = ["Qwen3DecoderLayer"]  # noqa: RUF012
 
@@ -85,8 +86,8 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
         embedded = self.model.embed_tokens(ids)
         if z is not None and receives is not None and self.residual_adapter is not None:
             embedded = add_residual(embedded, self.residual_adapter(z), receives)
-        if isinstance(mask, Tensor) and mask.dim() == 3:
-            mask = mask[:, None]
+        if isinstance(mask, Tensor):
+            mask = additive_mask(mask, embedded.dtype)
         return self.model(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, use_cache=False)[0]
 
     def denoise(
@@ -109,6 +110,20 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
     ) -> Tensor:
         """`denoise` under transformers' argument names, so that wrappers (FSDP, LoRA) find a forward."""
         return self.denoise(input_ids, position_ids, attention_mask, z, receives)
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, 1, T, T] with 0 where the bool [B, T, T] mask is True and the least finite number elsewhere.
+
+    Eager attention adds its mask to the scores, so a bool mask would silently hide nothing.
+    """
+    if mask.dtype != torch.bool:
+        raise ShapeError(f"the attention mask is of dtype {mask.dtype}; it must be bool [B, T, T]")
+    kind = mask.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+    return hidden[:, None]
 
 
 def count_parameters(model: nn.Module) -> int:

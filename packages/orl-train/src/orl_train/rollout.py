@@ -1,0 +1,182 @@
+"""The built-in rollout: orl-core's decoders on the training model, recomputing the context at every step.
+
+Simple and slow; it needs nothing but the model. dlmrt's engine gives the same trajectories faster (see engine_rollout).
+Shape legend: B live rows, C canvas, T context + canvas, V vocabulary, d width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orl_core.decoders import CanvasState, Decoder
+from orl_core.entropy import TokenStats, sample_gumbel, token_stats
+from orl_core.errors import ConfigError
+from orl_core.residual import expected_embedding, residual_receivers
+from orl_core.rng import CounterRng, Stream
+from orl_core.trajectory import BlockTrace, Trajectory
+from orl_core.visibility import PADDING_SEGMENT, Visibility
+
+
+@dataclass(slots=True)
+class _Row:
+    prompt: Tensor
+    seed: int
+    answer: list[int] = field(default_factory=list)
+    context: list[int] = field(default_factory=list)
+    blocks: list[BlockTrace] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class ReferenceRollout:
+    """An orl_core.protocols.RolloutEngine over a Denoiser with a token-causal context and blocks from the prompt's end.
+
+    model: a trainable model with `denoise`, `embedding`, `family` and a `config` that has canvas_length, mask_token_id,
+    vocab_size and max_position_embeddings. stop_ids: tokens after which an answer ends.
+    """
+
+    def __init__(self, model: Any, stop_ids: frozenset[int]) -> None:
+        self.model, self.stop_ids = model, stop_ids
+        self.canvas_length: int = model.config.canvas_length
+        self.suppressed: int | None = model.config.mask_token_id
+
+    @torch.no_grad()
+    def rollout(
+        self,
+        prompts: Sequence[Tensor],
+        decoder: Decoder,
+        *,
+        max_new_tokens: int,
+        seeds: Sequence[int],
+        residual: bool = True,
+        capture: bool = True,
+    ) -> list[Trajectory]:
+        """One trajectory per prompt (int64 [P] each). Raises ConfigError for a prompt longer than the context or a
+        decoder of the other family."""
+        check_rollout(self.model, prompts, decoder, max_new_tokens, seeds)
+        rows = [_Row(prompt, seed, context=prompt.tolist()) for prompt, seed in zip(prompts, seeds, strict=True)]
+        block = 0
+        while live := [row for row in rows if row.finish_reason is None]:
+            self._denoise_block(live, decoder, block, residual, capture)
+            for row in live:
+                self._take_answer(row, max_new_tokens)
+            block += 1
+        return [
+            Trajectory(row.prompt.cpu(), torch.tensor(row.answer), row.blocks, row.finish_reason or "length", row.seed)
+            for row in rows
+        ]
+
+    def _take_answer(self, row: _Row, max_new_tokens: int) -> None:
+        for token in row.blocks[-1].tokens.tolist():
+            row.answer.append(token)
+            row.context.append(token)
+            if token in self.stop_ids:
+                row.finish_reason = "stop"
+                return
+            if len(row.answer) == max_new_tokens:
+                row.finish_reason = "length"
+                return
+
+    def _denoise_block(self, rows: list[_Row], decoder: Decoder, block: int, residual: bool, capture: bool) -> None:
+        device, canvas = self.model.embedding.device, self.canvas_length
+        context_BT, visibility = _context(rows, canvas, device)
+        mask = visibility.dense_mask()
+        seeds_B = torch.tensor([row.seed for row in rows], device=device)
+        block_B = torch.full_like(seeds_B, block)
+        draws = CounterRng(seeds_B)
+        everywhere_BC = torch.ones(len(rows), canvas, dtype=torch.bool, device=device)
+        state = decoder.init(torch.zeros_like(everywhere_BC, dtype=torch.int64), everywhere_BC, draws, block_B)
+        z_BCd = self.model.embedding.new_zeros(len(rows), canvas, self.model.embedding.shape[1])
+        records: list[tuple[Tensor, ...]] = []
+        for _ in range(decoder.max_steps):
+            consumed = (state.canvas, z_BCd, state.unresolved)
+            receives_BC = residual_receivers(decoder.family, state.unresolved, state.step > 0) & residual
+            logits_BCV = self._logits(context_BT, visibility.position, mask, state, z_BCd, receives_BC)
+            logits_BCV = logits_BCV / decoder.temperature(state)[:, None, None]
+            stats = self._stats(logits_BCV, decoder, draws, block_B, state)
+            state = decoder.step(stats, state, draws, block_B)
+            z_BCd = expected_embedding(torch.softmax(logits_BCV, -1), self.model.embedding)
+            records.append((*consumed, stats.entropy, stats.top_prob) if capture else ())
+            if bool(state.done.all()):
+                break
+        tokens_BC = decoder.result(state)
+        for index, row in enumerate(rows):
+            steps = int(state.step[index])
+            row.blocks.append(self._trace(records[:steps], index, steps, tokens_BC[index], block, len(row.context)))
+
+    def _logits(
+        self,
+        context_BT: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        state: CanvasState,
+        z_BCd: Tensor,
+        receives_BC: Tensor,
+    ) -> Tensor:
+        context = context_BT.shape[1]
+        ids = torch.cat([context_BT, state.canvas], 1)
+        z = torch.cat([z_BCd.new_zeros(len(ids), context, z_BCd.shape[-1]), z_BCd], 1)
+        receives = torch.cat([torch.zeros_like(context_BT, dtype=torch.bool), receives_BC], 1)
+        hidden = self.model.hidden(ids, positions, mask, z, receives)
+        logits = self.model.lm_head(hidden[:, context:]).float()
+        if self.suppressed is not None:
+            logits[..., self.suppressed] = -torch.inf
+        return logits
+
+    def _stats(
+        self, logits_BCV: Tensor, decoder: Decoder, draws: CounterRng, block_B: Tensor, state: CanvasState
+    ) -> TokenStats:
+        if decoder.greedy:
+            return token_stats(logits_BCV)
+        _, length, vocab_size = logits_BCV.shape
+        uniform = draws.uniform(Stream.CANDIDATE, block_B, state.step, length, vocab_size)
+        return token_stats(logits_BCV, sample_gumbel(logits_BCV, uniform))
+
+    def _trace(
+        self, records: list[tuple[Tensor, ...]], row: int, steps: int, tokens: Tensor, block: int, start: int
+    ) -> BlockTrace:
+        if records and records[0]:
+            columns = [torch.stack([record[i][row] for record in records]).cpu() for i in range(5)]
+        else:
+            empty = tokens.new_zeros(steps, 0).cpu()
+            columns = [empty, empty, empty, empty, empty]
+        return BlockTrace(*columns, tokens=tokens.cpu(), block=block, start=start)
+
+
+def _context(rows: list[_Row], canvas: int, device: torch.device) -> tuple[Tensor, Visibility]:
+    """Contexts padded on the right, int64 [B, longest], and the visibility of [context | canvas]."""
+    lengths = torch.tensor([len(row.context) for row in rows])
+    longest = int(lengths.max())
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    for line, row in zip(ids, rows, strict=True):
+        line[: len(row.context)] = torch.tensor(row.context)
+    position = torch.arange(longest + canvas).repeat(len(rows), 1)
+    is_canvas = position >= longest
+    real = is_canvas | (position < lengths[:, None])
+    canvas_position = position - longest + lengths[:, None]
+    visibility = Visibility(
+        segment=torch.where(real, 0, PADDING_SEGMENT).to(device),
+        position=torch.where(is_canvas, canvas_position, position).to(device),
+        state=is_canvas.long().to(device),
+        limit=torch.where(is_canvas, lengths[:, None], position + 1).to(device),
+    )
+    return ids.to(device), visibility
+
+
+def check_rollout(
+    model: Any, prompts: Sequence[Tensor], decoder: Decoder, max_new_tokens: int, seeds: Sequence[int]
+) -> None:
+    """Raises ConfigError for a request that cannot be rolled out."""
+    if len(prompts) != len(seeds):
+        raise ConfigError(f"there are {len(prompts)} prompts but {len(seeds)} seeds; give each prompt one")
+    if decoder.family != model.family:
+        raise ConfigError(f"the decoder is of the {decoder.family} family but the model of the {model.family} family")
+    limit = model.config.max_position_embeddings
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    if longest + max_new_tokens > limit:
+        raise ConfigError(
+            f"the longest prompt has {longest} tokens and max_new_tokens is {max_new_tokens}; together they must stay "
+            f"within the context of {limit}"
+        )

@@ -20,6 +20,8 @@ def load_config(cls: type[T], path: Path, overrides: dict[str, Any] | None = Non
         data = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     for name, value in (overrides or {}).items():
@@ -27,6 +29,8 @@ def load_config(cls: type[T], path: Path, overrides: dict[str, Any] | None = Non
         target = data
         for section in sections:
             target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"{path}: {section} is no table, so {name} cannot be set")
         target[key] = value
     return build_config(cls, data, str(path))
 

@@ -35,26 +35,40 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
     temporary = target.with_name(target.name + ".tmp")
     old = target.with_name(target.name + ".old.tmp")
     try:
+        _put_back(old, target)  # a run was killed between the two renames below
         for leftover in (temporary, old):
             shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir(parents=True)
         write(temporary)
-        _sync(temporary)
+        _sync([*temporary.rglob("*"), temporary])
         if target.exists():
             target.rename(old)
         temporary.rename(target)
+        _sync([target.parent])
         shutil.rmtree(old, ignore_errors=True)
-    except Exception as error:
+    except BaseException as error:
+        _put_back(old, target)
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) or "No space left" in str(error):
+        if isinstance(error, OSError) or (isinstance(error, Exception) and _is_failed_write(error)):
             raise CheckpointError(
-                f"cannot write {target}: {error}. Nothing was changed; free some space and resume the last checkpoint"
+                f"cannot write {target}: {error}. Nothing was changed; make room or choose another folder, then run "
+                "the same command again"
             ) from error
         raise
 
 
-def _sync(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
+def _put_back(old: Path, target: Path) -> None:
+    if old.exists() and not target.exists():
+        old.rename(target)
+
+
+def _is_failed_write(error: Exception) -> bool:
+    """safetensors and torch.save report a full disk as errors of their own."""
+    return any(sign in str(error) for sign in ("No space left", "I/O error", "inline_container", "PytorchStreamWriter"))
+
+
+def _sync(paths: list[Path]) -> None:
+    for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PAD, EOS, MASK = "<pad>", "<eos>", "<mask>"
-CHAT_TEMPLATE = "{{ messages[-1]['content'] }}\n"
+CHAT_TEMPLATE = "{{ messages[-1]['content'] + '\\n' }}"  # a line break after the last tag would be dropped
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096, min_frequency: int = 20) -> Tokenizer:

@@ -4,6 +4,7 @@ With self-conditioning an update first predicts from a noisier draw of the same 
 prediction on as the residual context: what the step before would have handed on in decoding.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from orl_core.arithmetic import draw_problem, problems
 from orl_core.errors import ConfigError, require_at_least
@@ -24,10 +24,12 @@ from orl_core.residual import expected_embedding
 from orl_train import checkpoint
 from orl_train.config import to_dict
 from orl_train.data.noisy_batch import NoiseSettings, NoisyBatch, TokenRange, collate, make_sample, sample_generator
-from orl_train.data.tokenizer import EOS, MASK, PAD, build_tokenizer, tokenizer_config
+from orl_train.data.tokenizer import EOS, MASK, PAD, build_tokenizer
 from orl_train.errors import NonFiniteLossError
+from orl_train.interrupt import deferred_interrupt
 from orl_train.models.qwen_dlm import QwenDLMConfig, QwenDLMForBlockDiffusion
 from orl_train.optim import OptimizerConfig, build_optimizers, schedule_factor
+from orl_train.saving import keep_weights_in_model_folder, resume_run, save_model, save_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def build_model(config: PretrainConfig, tokenizer: Tokenizer) -> QwenDLMForBlock
     """A randomly initialised model; the vocabulary is rounded up to a multiple of 64."""
     shape = config.model
     masked = shape.state_family == "masked"
+    attention: dict[str, Any] = {"attn_implementation": "eager"}  # at these lengths faster than the CPU's fused one
     return QwenDLMForBlockDiffusion(
         QwenDLMConfig(
             vocab_size=-(-tokenizer.get_vocab_size() // 64) * 64,
@@ -101,7 +104,7 @@ def build_model(config: PretrainConfig, tokenizer: Tokenizer) -> QwenDLMForBlock
             residual_intermediate_size=shape.residual_intermediate_size,
             pad_token_id=tokenizer.token_to_id(PAD),
             eos_token_id=tokenizer.token_to_id(EOS),
-            attn_implementation="eager",  # at these lengths faster than the CPU's fused attention
+            **attention,
         )
     )
 
@@ -112,10 +115,9 @@ class ArithmeticBatches:
     def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.config, self.tokenizer = config, tokenizer
         masked = config.model.state_family == "masked"
-        self.tokens = TokenRange(
-            vocab_size, tokenizer.token_to_id(PAD), tokenizer.token_to_id(MASK) if masked else None
-        )
-        self.eos_id = tokenizer.token_to_id(EOS)
+        ids = tokenizer.get_vocab()
+        self.tokens = TokenRange(vocab_size, ids[PAD], ids[MASK] if masked else None)
+        self.eos_id = ids[EOS]
 
     def sample(self, index: int):
         problem = draw_problem("train", self.config.seed, index)
@@ -146,9 +148,11 @@ def residual_context(model: Any, batch: NoisyBatch) -> Tensor:
         return expected_embedding(torch.softmax(logits.float(), -1), model.embedding)
 
 
-def batch_loss(model: Any, batch: NoisyBatch, config: PretrainConfig, with_residual: bool) -> tuple[Tensor, Tensor]:
+def batch_loss(
+    model: Any, batch: NoisyBatch, family: Family, clean_weight: float, with_residual: bool
+) -> tuple[Tensor, Tensor]:
     """(sum of weighted cross-entropy, sum of weights) over the noisy positions of a micro-batch, float32 scalars."""
-    masked = config.model.state_family == "masked"
+    masked = family == "masked"
     z, receives = None, None
     if with_residual:
         z = residual_context(model, batch)
@@ -156,9 +160,7 @@ def batch_loss(model: Any, batch: NoisyBatch, config: PretrainConfig, with_resid
     hidden = model.hidden(batch.ids, batch.positions, batch.mask, z, receives)
     counted = batch.corrupted if masked else batch.noisy
     logits = model.lm_head(hidden[counted]).float()
-    weight = (
-        torch.ones_like(logits[:, 0]) if masked else torch.where(batch.corrupted[counted], 1.0, config.clean_weight)
-    )
+    weight = torch.ones_like(logits[:, 0]) if masked else torch.where(batch.corrupted[counted], 1.0, clean_weight)
     loss = torch.nn.functional.cross_entropy(logits, batch.target[counted], reduction="none")
     return (loss * weight).sum(), weight.sum()
 
@@ -170,29 +172,24 @@ def _weight_total(batches: list[NoisyBatch], config: PretrainConfig) -> float:
     return corrupted + config.clean_weight * (sum(int(b.noisy.sum()) for b in batches) - corrupted)
 
 
-def save_model(model: QwenDLMForBlockDiffusion, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype) -> None:
-    """Writes an ordinary Hugging Face folder with decoding defaults, loadable by dlmrt and transformers."""
-    state = {name: tensor.detach().to(dtype) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=state)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK)
-    fast.save_pretrained(str(folder))
-    checkpoint.write_json(folder / "tokenizer_config.json", tokenizer_config())
-    config = checkpoint.read_json(folder / "config.json")
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    checkpoint.write_json(folder / "config.json", config)
-    uniform = model.family == "uniform"
-    decoder: dict[str, Any] = (
-        {"name": "entropy_bound", "entropy_bound": 0.1} if uniform else {"name": "threshold", "threshold": 0.95}
-    )
-    checkpoint.write_json(
-        folder / "generation_config.json",
-        {
-            "eos_token_id": tokenizer.token_to_id(EOS),
-            "pad_token_id": tokenizer.token_to_id(PAD),
-            "max_new_tokens": 192,
-            "decoder": decoder,
-        },
-    )
+def accumulate(
+    accelerator: Accelerator, model: Any, micro: list[NoisyBatch], config: PretrainConfig, with_residual: bool
+) -> float:
+    """Adds the gradients of one update, over all ranks, to the parameters; returns the mean loss over all ranks."""
+    plain = accelerator.unwrap_model(model)
+    total: Any = accelerator.reduce(torch.tensor(_weight_total(micro, config), device=accelerator.device))
+    loss_sum = torch.zeros((), device=accelerator.device)
+    for batch in micro:
+        with accelerator.autocast():
+            loss, _ = batch_loss(plain, batch, config.model.state_family, config.clean_weight, with_residual)
+        accelerator.backward(loss / total)
+        loss_sum += loss.detach()
+    if accelerator.num_processes > 1:  # `total` is that of all ranks, so their gradients are summed, not averaged
+        for parameter in plain.parameters():
+            if parameter.grad is not None:
+                parameter.grad = accelerator.reduce(parameter.grad)
+    mean: Any = accelerator.reduce(loss_sum) / total
+    return float(mean)
 
 
 def pretrain(
@@ -205,9 +202,12 @@ def pretrain(
     """Trains and returns the folder of the final model (`out/model`).
 
     Checkpoints go to `out/checkpoints`; with `resume` the newest one is continued bit-exactly. `report` receives the
-    metrics of every update. Raises NonFiniteLossError, CheckpointError, ConfigError.
+    metrics of every update. The first Ctrl-C saves a checkpoint after the update it falls into, then raises
+    KeyboardInterrupt. Raises NonFiniteLossError, CheckpointError, ConfigError.
     """
-    accelerator = Accelerator(mixed_precision=config.precision)
+    # the schedules count updates, whatever the number of ranks
+    accelerator = Accelerator(mixed_precision=config.precision, step_scheduler_with_optimizer=False)
+    require_at_least("batch_size", config.batch_size, accelerator.num_processes)
     set_seed(config.seed)
     tokenizer = arithmetic_tokenizer(config.seed)
     model = build_model(config, tokenizer)
@@ -218,76 +218,62 @@ def pretrain(
     ]
     prepared = accelerator.prepare(model, *optimizers, *schedules)
     model, optimizers, schedules = prepared[0], prepared[1:3], prepared[3:5]
+    keep_weights_in_model_folder(accelerator)
     batches = ArithmeticBatches(config, tokenizer, accelerator.unwrap_model(model).config.vocab_size)
-    first = _resume(accelerator, config, out) if resume else 0
+    checkpoints = out / "checkpoints"
+    first = resume_run(accelerator, to_dict(config), checkpoints) if resume else 0
 
-    for step in range(first, config.steps):
-        started = time.perf_counter()
-        micro = batches.micro_batches(step, accelerator.process_index, accelerator.num_processes)
-        share = torch.rand(1, generator=sample_generator(config.seed, step, "self-conditioning")).item()
-        total = accelerator.reduce(torch.tensor(_weight_total(micro, config), device=accelerator.device))
-        loss_sum = torch.zeros((), device=accelerator.device)
-        for batch in micro:
-            with accelerator.autocast():
-                loss, _ = batch_loss(accelerator.unwrap_model(model), batch, config, share < config.self_conditioning)
-            # accelerate averages gradients over ranks; the loss is a global sum over `total`
-            accelerator.backward(loss / total * accelerator.num_processes)
-            loss_sum += loss.detach()
-        mean = float(accelerator.reduce(loss_sum) / total)
-        if not torch.isfinite(torch.tensor(mean)):
-            raise NonFiniteLossError(
-                f"the loss is {mean} at update {step}; the last good checkpoint is "
-                f"{checkpoint.latest(out / 'checkpoints')}. "
-                "Resume it with a lower learning rate"
-            )
-        norm = accelerator.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        report(
-            {
-                "step": step + 1,
-                "loss": mean,
-                "gradient_norm": float(norm),
-                "lr": schedules[0].get_last_lr()[0],
-                "residual": float(share < config.self_conditioning),
-                "seconds": time.perf_counter() - started,
-            }
-        )
-        if (step + 1) % config.save_every == 0 and step + 1 < config.steps:
-            _save(accelerator, model, tokenizer, config, out, step + 1)
-    final = out / "model"
-    if accelerator.is_main_process:
-        plain = accelerator.unwrap_model(model)
-        checkpoint.write_folder(final, lambda folder: save_model(plain, tokenizer, folder, torch.bfloat16))
+    with deferred_interrupt() as interrupt:
+        for step in range(first, config.steps):
+            started = time.perf_counter()
+            micro = batches.micro_batches(step, accelerator.process_index, accelerator.num_processes)
+            share = torch.rand(1, generator=sample_generator(config.seed, step, "self-conditioning")).item()
+            with_residual = share < config.self_conditioning
+            mean = accumulate(accelerator, model, micro, config, with_residual)
+            norm = _clip(accelerator, model, config.optimizer.clip_norm)
+            if not (math.isfinite(mean) and math.isfinite(norm)):
+                kept = checkpoint.latest(checkpoints)
+                raise NonFiniteLossError(
+                    f"the loss is {mean} and its gradient norm {norm} at update {step + 1}; "
+                    f"the last good checkpoint is {kept or 'none'}. Start again with a lower learning rate"
+                )
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            done = step + 1
+            if accelerator.is_main_process:
+                report(
+                    {
+                        "step": done,
+                        "loss": mean,
+                        "gradient_norm": norm,
+                        "lr": schedules[0].get_last_lr()[0],
+                        "residual": float(with_residual),
+                        "seconds": time.perf_counter() - started,
+                    }
+                )
+            stop = _on_any_rank(accelerator, interrupt.requested)
+            if done < config.steps and (stop or done % config.save_every == 0):
+                save_run(accelerator, model, tokenizer, to_dict(config), checkpoints, done, config.keep)
+            if stop and done < config.steps:
+                raise KeyboardInterrupt
+        final = out / "model"
+        if accelerator.is_main_process:
+            plain = accelerator.unwrap_model(model)
+            checkpoint.write_folder(final, lambda folder: save_model(plain, tokenizer, folder, torch.bfloat16))
     accelerator.wait_for_everyone()
     return final
 
 
-def _save(
-    accelerator: Accelerator, model: Any, tokenizer: Tokenizer, config: PretrainConfig, out: Path, step: int
-) -> None:
-    def write(folder: Path) -> None:
-        accelerator.save_state(str(folder / "state"))
-        save_model(accelerator.unwrap_model(model), tokenizer, folder / "model", torch.float32)
-        checkpoint.write_json(folder / "run.json", {"step": step, "config": to_dict(config)})
-
-    folder = out / "checkpoints"
-    if accelerator.is_main_process:
-        checkpoint.write_folder(checkpoint.checkpoint_path(folder, step), write)
-        checkpoint.prune(folder, config.keep)
-    accelerator.wait_for_everyone()
+def _clip(accelerator: Accelerator, model: Any, limit: float) -> float:
+    """Norm of the gradient before it is clipped to `limit`."""
+    norm: Any = accelerator.clip_grad_norm_(model.parameters(), limit)
+    return float(norm)
 
 
-def _resume(accelerator: Accelerator, config: PretrainConfig, out: Path) -> int:
-    found = checkpoint.latest(out / "checkpoints")
-    if found is None:
-        return 0
-    run = checkpoint.read_json(found / "run.json")
-    if run["config"] != to_dict(config):
-        raise ConfigError(
-            f"{found} was made with other settings; use another output folder, the same settings, or --no-resume"
-        )
-    accelerator.load_state(str(found / "state"))
-    return int(run["step"])
+def _on_any_rank(accelerator: Accelerator, flag: bool) -> bool:
+    """True on every rank if it is True on one: ranks stop after the same update."""
+    if accelerator.num_processes == 1:
+        return flag
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device)))

@@ -5,9 +5,9 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -32,13 +32,21 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
-        if not sign:
+        if not (name and sign):
             raise ConfigError(f"--set takes name=value, not {pair!r}")
         try:
             result[name] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             result[name] = text
     return result
+
+
+def make_folder(path: Path) -> None:
+    """Raises ConfigError if `path` cannot be a folder."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} is no folder and cannot be made one: {error}") from error
 
 
 def set_threads(threads: int | None) -> None:
@@ -51,20 +59,50 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def is_first_rank() -> bool:
+    """Whether this process speaks for the run; launchers number the ranks in the environment."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def metrics_reporter(path: Path, total: int) -> Iterator[Callable[[dict[str, float]], None]]:
-    """A callable that appends each update's metrics to `path` (JSON lines) and shows progress on stderr."""
+    """A callable that appends each update's metrics to `path` (JSON lines) and shows progress on stderr.
+
+    A run that continues an older checkpoint repeats updates; their earlier lines are dropped.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with path.open("a") as log, Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+    shown = sys.stderr.isatty() and is_first_rank()
+    with ExitStack() as opened, Progress(*columns, console=console, disable=not shown) as progress:
         task = progress.add_task("training", total=total)
+        log: TextIO | None = None
 
         def report(metrics: dict[str, float]) -> None:
+            nonlocal log
+            if log is None:
+                _drop_lines(path, metrics["step"])
+                log = opened.enter_context(path.open("a"))
             log.write(json.dumps(metrics) + "\n")
             log.flush()
             progress.update(task, completed=metrics["step"], description=f"loss {metrics['loss']:.4f}")
 
         yield report
+
+
+def _drop_lines(path: Path, step: float) -> None:
+    """Removes the lines of update `step` and later ones, and a line that a killed run left unfinished."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] < step:
+                kept.append(line)
+        except ValueError:
+            continue
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(kept))
+    temporary.replace(path)

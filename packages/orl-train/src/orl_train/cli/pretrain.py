@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from orl_train.cli.common import fail_cleanly, metrics_reporter, parse_overrides, set_threads
+from orl_train.cli.common import (
+    fail_cleanly,
+    is_first_rank,
+    make_folder,
+    metrics_reporter,
+    parse_overrides,
+    set_threads,
+)
 
 
 def pretrain(
@@ -25,7 +32,8 @@ def pretrain(
         from orl_train.pretrain import pretrain as run
 
         settings = load_config(PretrainConfig, config, parse_overrides(set_ or []))
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         with metrics_reporter(out / "metrics.jsonl", settings.steps) as report:
             model = run(settings, out, resume=resume, report=report)
-        typer.echo(f"model: {model}")
+        if is_first_rank():
+            typer.echo(f"model: {model}")

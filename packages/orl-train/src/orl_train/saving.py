@@ -1,0 +1,114 @@
+"""What a training run writes: model folders that dlmrt and transformers load, and checkpoints that a run continues."""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from orl_core.errors import ConfigError
+from orl_train import checkpoint
+from orl_train.data.tokenizer import EOS, MASK, PAD, tokenizer_config
+from orl_train.errors import CheckpointError
+from orl_train.generation import default_decoder
+from orl_train.models.qwen_dlm import QwenDLMForBlockDiffusion
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """transformers draws a bar for every folder it reads or writes; a run has a progress display of its own."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def save_model(model: QwenDLMForBlockDiffusion, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype) -> None:
+    """Writes an ordinary Hugging Face folder with decoding defaults, loadable by dlmrt and transformers."""
+    state = {name: tensor.detach().to(dtype) for name, tensor in model.state_dict().items()}
+    with no_progress_bars():
+        model.save_pretrained(folder, state_dict=state)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK)
+    fast.save_pretrained(str(folder))
+    checkpoint.write_json(folder / "tokenizer_config.json", tokenizer_config())
+    config = checkpoint.read_json(folder / "config.json")
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    checkpoint.write_json(folder / "config.json", config)
+    checkpoint.write_json(
+        folder / "generation_config.json",
+        {
+            "eos_token_id": tokenizer.token_to_id(EOS),
+            "pad_token_id": tokenizer.token_to_id(PAD),
+            "max_new_tokens": 192,
+            "decoder": default_decoder(model.family),
+        },
+    )
+
+
+def keep_weights_in_model_folder(accelerator: Accelerator) -> None:
+    """accelerate saves and loads everything but the weights: these are in `model/` beside its `state/`, once."""
+
+    def skip(models: list[Any], weights: list[Any], folder: str) -> None:
+        weights.clear()
+
+    def load(models: list[Any], folder: str) -> None:
+        while models:
+            load_model(accelerator.unwrap_model(models.pop()), Path(folder).parent / "model" / "model.safetensors")
+
+    accelerator.register_save_state_pre_hook(skip)
+    accelerator.register_load_state_pre_hook(load)
+
+
+def save_run(
+    accelerator: Accelerator,
+    model: Any,
+    tokenizer: Tokenizer,
+    settings: dict[str, Any],
+    folder: Path,
+    step: int,
+    keep: int,
+) -> None:
+    """Writes the checkpoint after `step` updates below `folder` and removes all but the newest `keep`."""
+
+    def write(target: Path) -> None:
+        accelerator.save_state(str(target / "state"))
+        save_model(accelerator.unwrap_model(model), tokenizer, target / "model", torch.float32)
+        checkpoint.write_json(target / "run.json", {"step": step, "config": settings})
+
+    if accelerator.is_main_process:
+        checkpoint.write_folder(checkpoint.checkpoint_path(folder, step), write)
+        checkpoint.prune(folder, keep)
+    accelerator.wait_for_everyone()
+
+
+def resume_run(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> int:
+    """Loads the newest checkpoint below `folder` and returns the updates it has seen; 0 if there is none.
+
+    Raises ConfigError if it was made with other settings, CheckpointError if it is damaged.
+    """
+    found = checkpoint.latest(folder)
+    if found is None:
+        return 0
+    run = checkpoint.read_json(found / "run.json")
+    if run.get("config") != settings:
+        raise ConfigError(
+            f"{found} was made with other settings; use another output folder, the same settings, or --no-resume"
+        )
+    try:
+        accelerator.load_state(str(found / "state"))
+        return int(run["step"])
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{found} is damaged ({error}); remove it to continue from the checkpoint before it"
+        ) from error

@@ -105,7 +105,7 @@ def lowest(session: nox.Session) -> None:
     install = ["uv", "pip", "install", "--quiet"]
     session.run_install(*install, "--resolution", "lowest-direct", *manifests)
     session.run_install(*install, "--no-deps", *members)
-    session.run_install(*install, "pytest", "hypothesis", "numpy")
+    session.run_install(*install, "--group", "test")
     session.run("pytest", "packages/orl-core/tests", *session.posargs, env=TEST_ENV)
     for package in PACKAGES:
         session.run("python", "-I", f"tests/smoke/{package.replace('-', '_')}.py", env=TEST_ENV)

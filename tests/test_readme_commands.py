@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def strip_runner(command: list[str]) -> list[str]:
 
 def check_typer(words: list[str]) -> None:
     """Parses the arguments as the program would, up to the point where it would begin its work."""
-    command, name, rest = typer.main.get_command(PROGRAMS[words[0]].load()), words[0], words[1:]
+    app = import_module(PROGRAMS[words[0]].module).app
+    command, name, rest = typer.main.get_command(app), words[0], words[1:]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         assert rest[0] in command.commands, f"{name} has no command {rest[0]!r}; it has {sorted(command.commands)}"
         command, name, rest = command.commands[rest[0]], f"{name} {rest[0]}", rest[1:]

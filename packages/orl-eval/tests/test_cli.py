@@ -69,7 +69,7 @@ def test_save_writes_the_answers(run, tmp_path):
 )
 def test_bad_input_is_told_before_a_model_is_loaded(run, arguments, message):
     result = run(*arguments, "--json")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""

@@ -19,6 +19,7 @@ from orl_eval.tasks import TASKS, Task, get_task
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     help="Evaluates diffusion language models: accuracy with its interval, and tokens per forward (TPF).",
 )
 messages = Console(stderr=True, highlight=False)
@@ -71,7 +72,7 @@ def run(
             save(evaluation, save_to)
     except OrlError as error:
         messages.print(f"error: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(1) from error
     except KeyboardInterrupt:
         messages.print("interrupted; nothing was saved")
         raise typer.Exit(130) from None

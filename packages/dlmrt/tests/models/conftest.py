@@ -9,8 +9,36 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+HOST_READS = {
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "equal",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "bincount",
+    )
+}
+
+
+class NoHostReads(TorchDispatchMode):
+    """Fails on operations that read a value to the host or whose result's shape depends on data."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name
+        assert name not in HOST_READS, name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="session")
+def no_host_reads() -> type[NoHostReads]:
+    return NoHostReads
 
 
 @dataclass(frozen=True)

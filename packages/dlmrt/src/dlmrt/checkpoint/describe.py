@@ -5,9 +5,10 @@ from math import prod
 from typing import Any
 
 from dlmrt.checkpoint.folder import read_folder, read_json
+from dlmrt.checkpoint.footprint import RANKS, Footprint, footprint, parameter_counts
 from dlmrt.checkpoint.hub import resolve
 from dlmrt.checkpoint.weights import TensorEntry, check_tensors, read_headers
-from dlmrt.decoding import build_decoder
+from dlmrt.decoding import build_decoder, option_names
 from dlmrt.devices import pick_dtype
 from dlmrt.errors import RequestError
 from dlmrt.loop.decode import cache_capacity
@@ -15,18 +16,23 @@ from dlmrt.params import GenerationParams
 from dlmrt.vocab import CHUNK
 
 _STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """family: noise of the states. decoder: its settings at default decoding. *_bytes: memory of one request that fills
-    `context` tokens (prompt and answer): weights, KV cache, and the buffers of one step."""
+    """What `dlmrt info` shows.
+
+    family: noise of the states. active_parameters: those that the forward of one token uses. decoder: its settings at
+    default decoding. *_bytes: memory of one request that fills `context` tokens (prompt and answer): weights, KV cache
+    and the buffers of one step. plans: weights and KV cache on each of 1, 2, 4 and 8 devices, unquantised and in NVFP4.
+    """
 
     model: str
     model_type: str
     family: str
     parameters: int
+    active_parameters: int
     layers: int
     hidden_size: int
     vocab_size: int
@@ -39,6 +45,7 @@ class Description:
     weight_bytes: int
     kv_cache_bytes: int
     step_bytes: int
+    plans: tuple[Footprint, ...]
 
     @property
     def total_bytes(self) -> int:
@@ -49,7 +56,7 @@ class Description:
 
     def lines(self) -> list[tuple[str, str]]:
         """(label, value) pairs for people."""
-        settings = ", ".join(f"{name} {value}" for name, value in self.decoder.items() if name != "name")
+        settings = ", ".join(f"{name} {self.decoder[name]}" for name in sorted(option_names(self.decoder["name"])))
         memory = (
             f"{self.total_bytes / _MIB:.1f} MiB at {self.context} tokens (weights {self.weight_bytes / _MIB:.1f}, "
             f"KV cache {self.kv_cache_bytes / _MIB:.1f}, step {self.step_bytes / _MIB:.1f})"
@@ -58,12 +65,22 @@ class Description:
             ("model", self.model),
             ("type", f"{self.model_type}, {self.family} family, residual {'on' if self.residual else 'none'}"),
             ("parameters", f"{self.parameters:,} in {self.layers} layers of width {self.hidden_size}, {self.dtype}"),
+            ("active", f"{self.active_parameters:,} parameters a token"),
             ("vocabulary", f"{self.vocab_size:,}"),
             ("canvas", f"{self.canvas_length} tokens"),
             ("context", f"{self.max_context:,} tokens"),
             ("decoder", f"{self.decoder['name']}: {settings}"),
             ("memory", memory),
+            *((f"{label} on", self._plan_line(nvfp4)) for label, nvfp4 in ((self.dtype, False), ("nvfp4", True))),
         ]
+
+    def _plan_line(self, nvfp4: bool) -> str:
+        sizes = (
+            f"{plan.ranks}: {_amount(plan.weight_bytes + plan.kv_cache_bytes)}"
+            for plan in self.plans
+            if plan.nvfp4 == nvfp4
+        )
+        return f"{', '.join(sizes)} (devices: weights and KV cache on each)"
 
 
 def describe(name: str, *, revision: str | None = None, context: int | None = None, dtype: str = "auto") -> Description:
@@ -88,6 +105,7 @@ def describe(name: str, *, revision: str | None = None, context: int | None = No
         model_type=read_json(folder / "config.json")["model_type"],
         family=spec.family,
         parameters=parameters,
+        active_parameters=parameter_counts(settings.config)[1],
         layers=len(spec.kv_layers),
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
@@ -100,7 +118,16 @@ def describe(name: str, *, revision: str | None = None, context: int | None = No
         weight_bytes=weight_bytes,
         kv_cache_bytes=spec.kv_bytes(cache_capacity(spec, 1, context - 1), cache_dtype),
         step_bytes=spec.canvas_length * (logits * 3 + spec.hidden_size * 8),
+        plans=tuple(
+            footprint(settings.config, context=context, dtype=cache_dtype, ranks=ranks, nvfp4=nvfp4)
+            for nvfp4 in (False, True)
+            for ranks in RANKS
+        ),
     )
+
+
+def _amount(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.1f} MiB"
 
 
 def _main_dtype(entries: dict[str, TensorEntry]) -> str:

@@ -71,6 +71,10 @@ class ModelConfig(ABC):
         """Whether a checkpoint may hold this tensor although the model does not use it."""
         return False
 
+    def active_share(self, name: str) -> float:
+        """What part of this tensor's parameters the forward of one token uses: less than 1 for routed experts."""
+        return 1.0
+
     def decoder_defaults(self, generation: Mapping[str, Any]) -> Mapping[str, Any]:
         """The decoder object {"name": ..., settings} of a generation_config.json, or the family's own default."""
         default = {"name": "entropy_bound" if self.spec.family == "uniform" else "threshold"}

@@ -130,6 +130,9 @@ class DiffusionGemmaConfig(ModelConfig):
         shapes["model.decoder.self_conditioning.pre_norm.weight"] = (d,)
         return shapes | gated_mlp_shapes("model.decoder.self_conditioning.", d, self.intermediate_size)
 
+    def active_share(self, name: str) -> float:
+        return self.top_k_experts / self.num_experts if ".experts." in name else 1.0
+
     def ignores(self, name: str) -> bool:
         """The vision tower, and copies of tied weights."""
         return name == "lm_head.weight" or name.startswith("model.encoder.")

@@ -130,5 +130,8 @@ class LLaDA2Config(ModelConfig):
             shapes["lm_head.weight"] = (self.vocab_size, d)
         return shapes | residual_adapter_shapes(d, self.residual_intermediate_size)
 
+    def active_share(self, name: str) -> float:
+        return self.num_experts_per_tok / self.num_experts if ".mlp.experts." in name else 1.0
+
     def ignores(self, name: str) -> bool:
         return self.tie_word_embeddings and name == "lm_head.weight"

@@ -11,14 +11,17 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from dlmrt.checkpoint.folder import Defaults
+from dlmrt.decoding import DecoderSettings
 from dlmrt.engine import Engine
+from dlmrt.models.base import BlockModel, BlockSpec
 from dlmrt.models.qwen3 import Qwen3Config
 from dlmrt.text import TextCodec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach the network
 
 VOCAB, EOS, PAD, MASK = 264, 256, 257, 258
-TEMPLATE = "{{ messages[-1]['content'] }}\n"
+TEMPLATE = "{{ messages[-1]['content'] + '\\n' }}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -137,3 +140,53 @@ def write_checkpoint(tiny_config, tiny_tensors, tokenizer) -> Callable[..., Path
 def checkpoint(write_checkpoint, tmp_path_factory) -> Path:
     """A complete uniform-family checkpoint; not to be changed."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+class ScriptedModel(BlockModel):
+    """Predicts, with near certainty, token `script[position]` at every position. `poisoned`: its logits are NaN."""
+
+    def __init__(self, script: list[int], canvas_length: int, prompt_length: int) -> None:
+        self.spec = BlockSpec(
+            vocab_size=VOCAB,
+            hidden_size=VOCAB,
+            canvas_length=canvas_length,
+            max_context=128,
+            family="uniform",
+            mask_token_id=None,
+            layout="prompt_end",
+            commit="causal",
+            has_residual=False,
+            kv_layers=((1, 1),),
+        )
+        self.embedding = self.head = torch.eye(VOCAB)
+        padded = [0] * prompt_length + script + [ord("~")] * 256
+        self.script, self.poisoned = torch.tensor(padded), False
+
+    @classmethod
+    def from_tensors(cls, config, tensors, *, fuse=True):
+        raise NotImplementedError
+
+    def encode(self, ids_BT, span, cache):
+        self._write(ids_BT, span, cache)
+
+    def denoise(self, ids_BC, z_BCd, receives_BC, span, cache):
+        self._write(ids_BC, span, cache)
+        hidden = torch.nn.functional.one_hot(self.script[span.positions], VOCAB).float() * 40
+        return hidden * float("nan") if self.poisoned else hidden
+
+    def _write(self, ids, span, cache):
+        value = torch.full((*ids.shape, 1, 1), float("nan") if self.poisoned else 1.0)
+        keys, _ = cache.write(0, value, value, span)
+        assert self.poisoned or not keys.isnan().any(), "a request reads what another one has poisoned"
+
+
+@pytest.fixture(scope="session")
+def scripted_engine(codec) -> Callable[..., Engine]:
+    """An engine whose answer to the prompt "?" (two tokens) is `text`, then <eos> unless `endless`."""
+
+    def build(text: str, *, canvas_length: int = 8, endless: bool = False, **options: Any) -> Engine:
+        script = codec.encode(text) + ([] if endless else [EOS])
+        defaults = Defaults(DecoderSettings("entropy_bound"), (EOS,))
+        return Engine(ScriptedModel(script, canvas_length, 2), codec, defaults, name="scripted", **options)
+
+    return build

@@ -6,23 +6,23 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
+from dlmrt.answer import AnswerText
 from dlmrt.cache import KVCache
 from dlmrt.checkpoint.folder import Defaults, ModelFolder, parse_settings, read_folder
 from dlmrt.checkpoint.hub import resolve
 from dlmrt.checkpoint.weights import check_tensors, load_tensors
-from dlmrt.decoding import build_decoder
 from dlmrt.devices import pick_device, pick_dtype
 from dlmrt.errors import CheckpointError, NumericsError, RequestError
 from dlmrt.loop.decode import Decoding, cache_capacity
 from dlmrt.loop.drivers import make_driver
 from dlmrt.models.base import BlockModel
 from dlmrt.params import GenerationParams
-from dlmrt.request import Request, draft_of
-from dlmrt.result import BlockCommitted, Event, Finished, FinishReason, GenerationResult, Timings
-from dlmrt.text import AnswerText, Message, TextCodec
+from dlmrt.request import Request, check_request, draft_of, prompt_ids
+from dlmrt.result import BlockCommitted, Event, Finished, GenerationResult, Timings
+from dlmrt.rollout import rollout
+from dlmrt.text import Message, TextCodec
 from orl_core.decoders import Decoder
 from orl_core.trajectory import Trajectory
 
@@ -134,46 +134,8 @@ class Engine:
     ) -> Request:
         """Checks a request before any work is done. Raises RequestError."""
         params = params or GenerationParams()
-        if sum(value is not None for value in (prompt, messages, ids)) != 1:
-            raise RequestError("give exactly one of prompt, messages and ids")
-        if ids is None:
-            ids = self._encode(prompt, messages, params.thinking)
-        elif params.stop and self.codec is None:
-            raise RequestError("stop strings need a tokenizer, which this engine has not; use stop_token_ids")
-        ids = [int(token) for token in ids]
-        self._check_ids(ids)
-        spec = self.model.spec
-        left = self.context - len(ids)
-        wanted = params.max_new_tokens or min(self.defaults.max_new_tokens or left, left)
-        if left < max(1, wanted):
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens and max_new_tokens is {max(1, wanted)}, together more than the "
-                f"context of {self.context}; shorten one of them"
-            )
-        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.defaults.stop_ids)
-        if any(token >= spec.vocab_size for token in stop_ids):
-            raise RequestError(f"stop_token_ids is {params.stop_token_ids}; the vocabulary ends at {spec.vocab_size}")
-        decoder = build_decoder(spec, self.defaults.decoder, params)
-        return Request(ids, wanted, stop_ids, decoder, params)
-
-    def _encode(self, prompt: str | None, messages: Sequence[Message] | None, thinking: bool | None) -> list[int]:
-        if self.codec is None:
-            raise RequestError("this engine has no tokenizer; give the prompt as ids")
-        if prompt is not None:
-            if not prompt.strip():
-                raise RequestError("the prompt is empty; it must hold some text")
-            return self.codec.encode_prompt(prompt, thinking)
-        if not messages:
-            raise RequestError("messages is empty; it must hold at least one message")
-        return self.codec.encode_messages(messages, thinking)
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        vocab_size = self.model.spec.vocab_size
-        if not ids:
-            raise RequestError("the prompt is empty; it must hold at least one token")
-        if not all(0 <= token < vocab_size for token in ids):
-            wrong = next(token for token in ids if not 0 <= token < vocab_size)
-            raise RequestError(f"the prompt holds token {wrong}; token ids lie in [0, {vocab_size - 1}]")
+        tokens = prompt_ids(self.codec, params, prompt, messages, ids)
+        return check_request(tokens, params, self.model.spec, self.defaults, self.context)
 
     def generate(
         self,
@@ -212,8 +174,7 @@ class Engine:
     def _run(self, request: Request, cancelled: Callable[[], bool], drafts: bool) -> Generator[Event, None, None]:
         began = time.perf_counter()
         params, answer = request.params, AnswerText(self.codec, request.params.stop)
-        capacity = cache_capacity(self.model.spec, len(request.ids), request.max_new_tokens)
-        cache = self._take_cache(1, capacity)
+        cache = self._take_cache(cache_capacity(self.model.spec, len(request.ids), request.max_new_tokens))
         decoding = Decoding(
             self.model,
             request.decoder,
@@ -228,26 +189,23 @@ class Engine:
         )
         row = decoding.rows[0]
         try:
-            if not cancelled():
-                decoding.prefill()
+            decoding.prefill()
             prefilled = time.perf_counter()
-            while decoding.live:
+            while row.finish_reason is None and not cancelled():
                 for step in decoding.denoise():
-                    if cancelled():
-                        row.finish_reason = "cancelled"
-                        break
                     if drafts:
                         yield draft_of(decoding, step, self.codec)
-                if row.finish_reason == "cancelled":
-                    break
-                known = len(row.tokens)
-                decoding.finish_block()
-                text = answer.update(row.tokens)
-                if answer.stopped_after is not None:
-                    del row.tokens[answer.stopped_after :]
-                    row.finish_reason = "stop"
-                yield BlockCommitted(len(row.steps) - 1, row.steps[-1], row.tokens[known:], text)
-                decoding.commit()
+                    if cancelled():
+                        break
+                else:
+                    known = len(row.tokens)
+                    decoding.finish_block()
+                    text = answer.update(row.tokens)
+                    if answer.stopped_after is not None:
+                        del row.tokens[answer.stopped_after :]
+                        row.finish_reason = "stop"
+                    yield BlockCommitted(len(row.steps) - 1, row.steps[-1], row.tokens[known:], text)
+                    decoding.commit()
         except NumericsError:
             cache = None  # it may hold NaN, which would reach the next request even through a mask
             raise
@@ -255,11 +213,10 @@ class Engine:
             if cache is not None:
                 self._cache = cache
         rest = answer.update(row.tokens, final=True)
-        reason: FinishReason = row.finish_reason  # type: ignore[assignment]
         result = GenerationResult(
             token_ids=row.tokens,
             text=answer.text,
-            finish_reason=reason,
+            finish_reason=row.finish_reason or "cancelled",
             prompt_tokens=len(request.ids),
             blocks=row.steps,
             timings=Timings(prefill=prefilled - began, decode=time.perf_counter() - prefilled),
@@ -283,60 +240,29 @@ class Engine:
 
         prompts: int64 [P] each. Row i draws from seeds[i] and gives what it gives alone. Raises RequestError.
         """
-        rows = [prompt.tolist() for prompt in prompts]
-        if not rows or len(rows) != len(seeds):
-            raise RequestError(f"there are {len(rows)} prompts and {len(seeds)} seeds; give one seed a prompt")
-        for ids in rows:
-            self._check_ids(ids)
-            if max_new_tokens < 1 or len(ids) + max_new_tokens > self.context:
-                raise RequestError(
-                    f"a prompt has {len(ids)} tokens and max_new_tokens is {max_new_tokens}; it must be at least 1 and "
-                    f"together they must not exceed the context of {self.context}"
-                )
-        if decoder.family != self.model.spec.family:
-            raise RequestError(
-                f"the decoder is of the {decoder.family} family and the model of the {self.model.spec.family} family"
-            )
-        capacity = max(cache_capacity(self.model.spec, len(ids), max_new_tokens) for ids in rows)
-        decoding = Decoding(
+        return rollout(
             self.model,
+            prompts,
             decoder,
-            rows,
-            seeds,
-            self.model.new_cache(len(rows), capacity),
-            self.driver,
+            driver=self.driver,
             max_new_tokens=max_new_tokens,
-            stop_ids=frozenset(self.defaults.stop_ids),
+            context=self.context,
+            seeds=seeds,
+            stop_ids=self.defaults.stop_ids,
             residual=residual,
             z_top_k=self.z_top_k,
             capture=capture,
+            name=self.name,
         )
-        decoding.prefill()
-        while decoding.live:
-            for _ in decoding.denoise():
-                pass
-            decoding.finish_block()
-            decoding.commit()
-        return [
-            Trajectory(
-                prompt_ids=torch.tensor(row.prompt),
-                response_ids=torch.tensor(row.tokens),
-                blocks=row.traces,
-                finish_reason=row.finish_reason or "length",
-                seed=row.seed,
-                metadata={"model": self.name},
-            )
-            for row in decoding.rows
-        ]
 
-    def _take_cache(self, batch: int, capacity: int) -> KVCache:
+    def _take_cache(self, capacity: int) -> KVCache:
         """The kept cache if it is large enough, else a new one. Two requests never share one: a taken cache is kept
         nowhere until its request gives it back."""
         cache, self._cache = self._cache, None
         if cache is None or cache.capacity < capacity:
             needed = self.model.spec.kv_bytes(capacity, self.model.dtype)
             try:
-                cache = self.model.new_cache(batch, capacity)
+                cache = self.model.new_cache(1, capacity)
             except (RuntimeError, MemoryError) as error:
                 raise RequestError(
                     f"the KV cache of this request takes {needed / 2**20:.0f} MiB, which are not free; "

@@ -20,7 +20,7 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
     if text.startswith(PREFIX):
         return embedded_folder(text)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if text and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} has no config.json; a model is a folder in the Hugging Face layout")
         return folder

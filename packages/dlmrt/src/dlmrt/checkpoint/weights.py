@@ -35,7 +35,7 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:

@@ -21,10 +21,10 @@ def show_stream(events: Iterable[Event], console: Console) -> GenerationResult:
 def _print_blocks(events: Iterable[Event], console: Console) -> GenerationResult:
     for event in events:
         if isinstance(event, BlockCommitted):
-            console.out(event.text, end="", highlight=False)
+            console.file.write(event.text)
             console.file.flush()
         elif isinstance(event, Finished):
-            console.out(event.text, highlight=False)
+            console.file.write(event.text + "\n")
             return event.result
     raise AssertionError("a stream ends with Finished")
 

@@ -60,7 +60,9 @@ def load_engine(
 
 def _request_options(
     max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.")] = None,
-    decoder: Annotated[str | None, typer.Option(help="entropy_bound, threshold or draft_edit.")] = None,
+    decoder: Annotated[
+        str | None, typer.Option(help="entropy_bound, threshold, draft_edit, draft_edit_quality or _speed.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; above 0 tokens are sampled.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same tokens.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the answer; may be repeated.")] = None,

@@ -6,6 +6,7 @@ Shape legend: B live rows, C canvas.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -35,7 +36,7 @@ class Row:
     tail: list[int]
     tokens: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: Literal["stop", "length"] | None = None
     last_block: list[int] = field(default_factory=list)
     traces: list[BlockTrace] = field(default_factory=list)
 

@@ -6,6 +6,7 @@ prediction on as the residual context: what the step before would have handed on
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,8 @@ class PretrainConfig:
     steps: updates. batch_size: samples an update, over all ranks. micro_batch_size: samples a forward.
     self_conditioning: share of updates that see a residual context.
     clean_weight: loss weight of positions that were not corrupted (uniform family).
+    number_weight: loss weight of numbers. Most of the loss is the free choice of words, which cannot be learned; the
+    arithmetic, which can, is a small part of it.
     precision: "no" (float32) or "bf16" (autocast).
     """
 
@@ -63,6 +66,7 @@ class PretrainConfig:
     micro_batch_size: int = 32
     self_conditioning: float = 0.5
     clean_weight: float = 1.0
+    number_weight: float = 1.0
     precision: str = "bf16"
     save_every: int = 500
     keep: int = 2
@@ -148,40 +152,68 @@ def residual_context(model: Any, batch: NoisyBatch) -> Tensor:
         return expected_embedding(torch.softmax(logits.float(), -1), model.embedding)
 
 
-def batch_loss(
-    model: Any, batch: NoisyBatch, family: Family, clean_weight: float, with_residual: bool
+def position_weights(
+    batch: NoisyBatch, family: Family, clean_weight: float = 1.0, token_weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(sum of weighted cross-entropy, sum of weights) over the noisy positions of a micro-batch, float32 scalars."""
-    masked = family == "masked"
+    """(counted bool [B, T], weight float32 [N]): the positions in the loss and what each counts.
+
+    masked: the corrupted positions; uniform: every noisy one, those that were not corrupted with `clean_weight`, since
+    the model must also recognise what is right. token_weight: float32 [V], a further factor by target token.
+    """
+    counted = batch.corrupted if family == "masked" else batch.noisy
+    weight = torch.where(batch.corrupted[counted], 1.0, clean_weight)
+    if token_weight is not None:
+        weight = weight * token_weight[batch.target[counted]]
+    return counted, weight
+
+
+def batch_loss(
+    model: Any,
+    batch: NoisyBatch,
+    family: Family,
+    *,
+    with_residual: bool,
+    clean_weight: float = 1.0,
+    token_weight: Tensor | None = None,
+) -> Tensor:
+    """Sum of weighted cross-entropy over a micro-batch, a float32 scalar; weights as in `position_weights`."""
     z, receives = None, None
     if with_residual:
         z = residual_context(model, batch)
-        receives = batch.corrupted if masked else batch.noisy
+        receives = batch.corrupted if family == "masked" else batch.noisy
     hidden = model.hidden(batch.ids, batch.positions, batch.mask, z, receives)
-    counted = batch.corrupted if masked else batch.noisy
+    counted, weight = position_weights(batch, family, clean_weight, token_weight)
     logits = model.lm_head(hidden[counted]).float()
-    weight = torch.ones_like(logits[:, 0]) if masked else torch.where(batch.corrupted[counted], 1.0, clean_weight)
     loss = torch.nn.functional.cross_entropy(logits, batch.target[counted], reduction="none")
-    return (loss * weight).sum(), weight.sum()
-
-
-def _weight_total(batches: list[NoisyBatch], config: PretrainConfig) -> float:
-    corrupted = sum(int(b.corrupted.sum()) for b in batches)
-    if config.model.state_family == "masked":
-        return float(corrupted)
-    return corrupted + config.clean_weight * (sum(int(b.noisy.sum()) for b in batches) - corrupted)
+    return (loss * weight).sum()
 
 
 def accumulate(
-    accelerator: Accelerator, model: Any, micro: list[NoisyBatch], config: PretrainConfig, with_residual: bool
+    accelerator: Accelerator,
+    model: Any,
+    micro: list[NoisyBatch],
+    config: PretrainConfig,
+    with_residual: bool,
+    token_weight: Tensor | None = None,
 ) -> float:
     """Adds the gradients of one update, over all ranks, to the parameters; returns the mean loss over all ranks."""
     plain = accelerator.unwrap_model(model)
-    total: Any = accelerator.reduce(torch.tensor(_weight_total(micro, config), device=accelerator.device))
+    family = config.model.state_family
+    weights = sum(position_weights(b, family, config.clean_weight, token_weight)[1].sum() for b in micro)
+    total: Any = accelerator.reduce(torch.as_tensor(weights, dtype=torch.float32, device=accelerator.device))
     loss_sum = torch.zeros((), device=accelerator.device)
     for batch in micro:
-        with accelerator.autocast():
-            loss, _ = batch_loss(plain, batch, config.model.state_family, config.clean_weight, with_residual)
+        with accelerator.autocast(), warnings.catch_warnings():
+            # autocast hands the adapter's norm a bfloat16 input beside its float32 weight, as intended
+            warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+            loss = batch_loss(
+                plain,
+                batch,
+                family,
+                with_residual=with_residual,
+                clean_weight=config.clean_weight,
+                token_weight=token_weight,
+            )
         accelerator.backward(loss / total)
         loss_sum += loss.detach()
     if accelerator.num_processes > 1:  # `total` is that of all ranks, so their gradients are summed, not averaged
@@ -229,7 +261,7 @@ def pretrain(
             micro = batches.micro_batches(step, accelerator.process_index, accelerator.num_processes)
             share = torch.rand(1, generator=sample_generator(config.seed, step, "self-conditioning")).item()
             with_residual = share < config.self_conditioning
-            mean = accumulate(accelerator, model, micro, config, with_residual)
+            mean = accumulate(accelerator, model, micro, config, with_residual, batches.token_weight)
             norm = _clip(accelerator, model, config.optimizer.clip_norm)
             if not (math.isfinite(mean) and math.isfinite(norm)):
                 kept = checkpoint.latest(checkpoints)

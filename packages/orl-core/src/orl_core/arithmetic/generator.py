@@ -6,7 +6,7 @@ from orl_core.arithmetic.problem import SPLITS, Problem, Split, draw_chain, dump
 from orl_core.arithmetic.text import VERB_COUNTS, draw_item, draw_name, draw_prompt, solution_choices
 from orl_core.errors import ConfigError
 
-TERSE_SHARE = 0.15
+TERSE_SHARE = 0.2
 
 
 def draw_problem(split: Split, seed: int, index: int) -> Problem:

@@ -1,7 +1,7 @@
 """Arithmetic word problems: what a problem is, how it is drawn, and which split it belongs to.
 
-A problem is a start number and a chain of operations on it. All values stay in 0..99. Two problems are the same if they
-share start and operations, whatever names and phrases dress them; the split is a hash of just that, so no problem of
+A problem is a start number and a chain of operations on it; values stay in 0..40, amounts in 1..9. Two problems are the
+same if they share start and operations, whatever names and phrases dress them; the split is a hash of just that, so no problem of
 one split occurs in another.
 """
 
@@ -17,7 +17,9 @@ Operation = Literal["add", "subtract", "multiply", "halve"]
 Split = Literal["train", "dev", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
-MAX_VALUE = 99
+MAX_VALUE = 40
+MAX_START = 20
+MAX_AMOUNT = 9
 MAX_STEPS = 6
 _STEP_WEIGHTS = (1, 3, 4, 4, 3, 2)  # for 1..MAX_STEPS steps
 
@@ -87,8 +89,8 @@ class Problem:
 
 
 def draw_chain(rng: random.Random, verbs: dict[Operation, int]) -> Chain:
-    """A chain of 1..MAX_STEPS operations with all values in 0..99; `verbs` gives the number of verbs per operation."""
-    start = value = rng.randint(2, 60)
+    """A chain of 1..MAX_STEPS operations, all values in 0..MAX_VALUE; `verbs` is the number of verbs per operation."""
+    start = value = rng.randint(2, MAX_START)
     steps: list[Step] = []
     for _ in range(rng.choices(range(1, MAX_STEPS + 1), _STEP_WEIGHTS)[0]):
         options: list[Operation] = []
@@ -102,9 +104,9 @@ def draw_chain(rng: random.Random, verbs: dict[Operation, int]) -> Chain:
             options.append("halve")
         operation = rng.choice(options)
         if operation == "add":
-            amount = rng.randint(1, min(30, MAX_VALUE - value))
+            amount = rng.randint(1, min(MAX_AMOUNT, MAX_VALUE - value))
         elif operation == "subtract":
-            amount = rng.randint(1, min(30, value))
+            amount = rng.randint(1, min(MAX_AMOUNT, value))
         elif operation == "multiply":
             amount = rng.randint(2, min(3, MAX_VALUE // value))
         else:

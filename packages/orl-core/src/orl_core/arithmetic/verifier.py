@@ -10,7 +10,7 @@ _FINAL = re.compile(r"(?:Answer:|answer is) (\d+)\s*$")
 
 
 def verify(prompt: str, response: str, reference: str) -> bool:
-    """True if every line of the response is an accepted wording of its step, in order, with nothing missing or added."""
+    """True if every line of the response is an accepted wording of its step, in order, nothing missing or added."""
     expected = solution_choices(*load_reference(reference))
     lines = response.strip().split("\n")
     return len(lines) == len(expected) and all(line in wordings for line, wordings in zip(lines, expected, strict=True))

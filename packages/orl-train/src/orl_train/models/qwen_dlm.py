@@ -88,15 +88,17 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
             embedded = add_residual(embedded, self.residual_adapter(z), receives)
         if isinstance(mask, Tensor):
             mask = additive_mask(mask, embedded.dtype)
-        return self.model(inputs_embeds=embedded, position_ids=positions, attention_mask=mask, use_cache=False)[0]
+        masks = {kind: mask for kind in set(self.config.layer_types)}
+        return self.model(inputs_embeds=embedded, position_ids=positions, attention_mask=masks, use_cache=False)[0]
 
     def denoise(
         self, ids: Tensor, positions: Tensor, mask: Any, z: Tensor | None = None, receives: Tensor | None = None
     ) -> Tensor:
         """Logits float [B, T, V].
 
-        ids, positions: int64 [B, T]; mask: bool [B, T, T], True = may attend; z: float [B, T, d] residual context
-        before the adapter, or None; receives: bool [B, T], the positions that take it.
+        ids, positions: int64 [B, T]; mask: bool [B, T, T], True = may attend, or an AttentionPlan (the model must then
+        be loaded with attn_implementation="staircase"); z: float [B, T, d] residual context before the adapter, or None;
+        receives: bool [B, T], the positions that take it.
         """
         return self.lm_head(self.hidden(ids, positions, mask, z, receives))
 
@@ -104,12 +106,15 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        attention_mask: Any = None,
+        attention_mask: Any,
         z: Tensor | None = None,
         receives: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """`denoise` under transformers' argument names, so that wrappers (FSDP, LoRA) find a forward."""
-        return self.denoise(input_ids, position_ids, attention_mask, z, receives)
+        """`denoise` as wrappers (DDP, FSDP, LoRA) call it; with `rows`, int64 [N] indices into the B * T tokens, only
+        their logits [N, V]."""
+        hidden = self.hidden(input_ids, position_ids, attention_mask, z, receives)
+        return self.lm_head(hidden if rows is None else hidden.flatten(0, 1)[rows])
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

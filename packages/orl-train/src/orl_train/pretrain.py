@@ -122,6 +122,10 @@ class ArithmeticBatches:
         ids = tokenizer.get_vocab()
         self.tokens = TokenRange(vocab_size, ids[PAD], ids[MASK] if masked else None)
         self.eos_id = ids[EOS]
+        self.token_weight = torch.ones(vocab_size)
+        for word, token in tokenizer.get_vocab().items():
+            if word.removeprefix("Ġ").isdecimal():
+                self.token_weight[token] = config.number_weight
 
     def sample(self, index: int):
         problem = draw_problem("train", self.config.seed, index)

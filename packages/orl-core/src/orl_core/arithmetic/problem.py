@@ -1,8 +1,8 @@
 """Arithmetic word problems: what a problem is, how it is drawn, and which split it belongs to.
 
 A problem is a start number and a chain of operations on it; values stay in 0..40, amounts in 1..9. Two problems are the
-same if they share start and operations, whatever names and phrases dress them; the split is a hash of just that, so no problem of
-one split occurs in another.
+same if they share start and operations, whatever names and phrases dress them; the split is a hash of just that, so no
+problem of one split occurs in another.
 """
 
 import hashlib

@@ -133,11 +133,11 @@ class Decoding:
 
     def finish_block(self) -> None:
         """Takes the block's tokens into the answers, and ends those that hold an end token or are long enough."""
-        result_BC = self.denoising.result().cpu()
-        steps = self.denoising.state.step.tolist()
+        result_BC, steps = self.denoising.result(), self.denoising.state.step.tolist()
+        tokens = result_BC.tolist()
         for index, row in enumerate(self.live):
             width = min(self.spec.canvas_length, self.spec.max_context - row.start)
-            row.last_block = result_BC[index].tolist()
+            row.last_block = tokens[index]
             if self._capture is not None:
                 trace = self._capture.trace(index, steps[index], width, result_BC[index], len(row.steps), row.start)
                 row.traces.append(trace)

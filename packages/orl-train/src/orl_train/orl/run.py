@@ -1,0 +1,249 @@
+"""One ORL run.
+
+Each update answers fresh prompts with the current weights, keeps the answers whose whole derivation verifies, replays
+some of their states exactly as the rollout visited them (same canvas, same residual context), takes one step and
+discards the trajectories.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from tokenizers import Tokenizer
+
+from orl_core.arithmetic import problems, verify
+from orl_core.errors import ConfigError
+from orl_core.protocols import Verifier
+from orl_core.trajectory import Trajectory
+from orl_train import checkpoint
+from orl_train.attention.interface import NAME
+from orl_train.config import to_dict
+from orl_train.engine_rollout import make_rollout
+from orl_train.errors import NonFiniteLossError, TrainError
+from orl_train.evaluate import evaluate
+from orl_train.interrupt import deferred_interrupt
+from orl_train.models.qwen_dlm import QwenDLMForBlockDiffusion
+from orl_train.optim import build_optimizers, schedule_factor
+from orl_train.orl.answers import collect_answers, entropy_at
+from orl_train.orl.config import OrlConfig
+from orl_train.orl.controls import control_gradients, solution_pairs, verified_pairs
+from orl_train.replay import ReplaySums, cost_model, make_packs, rank_share, replay_backward, select_units
+from orl_train.saving import keep_weights_in_model_folder, no_progress_bars, resume_run, save_model, save_run
+
+Kept = Sequence[tuple[Trajectory, int]]
+
+
+class NoVerifiedAnswersError(TrainError):
+    """No rollout has verified for several updates in a row."""
+
+
+class OrlRun:
+    """Models, optimizers and rollout engines of a run; `run()` trains.
+
+    verifier: decides which answers are learned from (default: the arithmetic task's strict one).
+    Raises ConfigError for a start or reference model that is missing or does not fit.
+    """
+
+    def __init__(self, config: OrlConfig, out: Path, verifier: Verifier = verify) -> None:
+        self.config, self.out, self.verifier = config, out, verifier
+        # the schedules count updates, whatever the number of ranks
+        self.accelerator = Accelerator(step_scheduler_with_optimizer=False)
+        set_seed(config.seed)
+        model = load_model(Path(config.start))
+        self.tokenizer = load_tokenizer(Path(config.start), model)
+        self.reference = reference_model(config, model)
+        self.optimizers: Any = build_optimizers(model, config.optimizer)
+        self.schedules: Any = [
+            torch.optim.lr_scheduler.LambdaLR(o, lambda step: schedule_factor(step, config.updates, config.optimizer))
+            for o in self.optimizers
+        ]
+        prepared: Any = self.accelerator.prepare(model, *self.optimizers, *self.schedules)
+        self.model, self.optimizers, self.schedules = prepared[0], prepared[1:3], prepared[3:5]
+        keep_weights_in_model_folder(self.accelerator)
+        self.plain: QwenDLMForBlockDiffusion = self.accelerator.unwrap_model(self.model)
+        stop_ids = frozenset([self.plain.config.eos_token_id])
+        self.rollout = make_rollout(self.plain, stop_ids, config.rollout.engine)
+        start = copy.deepcopy(self.plain).eval() if config.off_policy else None
+        self.behaviour = make_rollout(start, stop_ids, config.rollout.engine) if start else self.rollout
+
+    def run(self, *, resume: bool = True, report: Callable[[dict[str, float]], None] = lambda _: None) -> Path:
+        """Trains and returns the folder of the final model, `out/model`; `report` receives each update's metrics.
+
+        The first Ctrl-C saves a checkpoint after the update it falls into, then raises KeyboardInterrupt.
+        Raises NonFiniteLossError, NoVerifiedAnswersError, VerifierError, CheckpointError.
+        """
+        config, folder = self.config, self.out / "checkpoints"
+        first = resume_run(self.accelerator, to_dict(config), folder) if resume else 0
+        barren = 0
+        with deferred_interrupt() as interrupt:
+            for update in range(first, config.updates):
+                metrics = self.update(update)
+                barren = 0 if metrics["retained"] else barren + 1
+                if barren >= config.max_barren:
+                    raise NoVerifiedAnswersError(
+                        f"no answer verified in {barren} updates in a row; make the rollouts more careful (a lower "
+                        "entropy bound, a higher threshold), train the start model longer, or raise max_barren"
+                    )
+                done = update + 1
+                if config.evaluate_every and done % config.evaluate_every == 0:
+                    metrics |= self.evaluation()
+                report(metrics)
+                if interrupt.requested or (done % config.save_every == 0 and done < config.updates):
+                    save_run(self.accelerator, self.model, self.tokenizer, to_dict(config), folder, done, config.keep)
+                if interrupt.requested:
+                    raise KeyboardInterrupt
+        final = self.out / "model"
+        if self.accelerator.is_main_process:
+            checkpoint.write_folder(final, lambda f: save_model(self.plain, self.tokenizer, f, torch.bfloat16))
+        self.accelerator.wait_for_everyone()
+        return final
+
+    def update(self, update: int) -> dict[str, float]:
+        """Rolls out, trains on what verified, and returns the update's metrics."""
+        began = time.perf_counter()
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        answers = collect_answers(
+            self.behaviour,
+            self.tokenizer,
+            self.verifier,
+            self.config,
+            self.plain.config,
+            update=update,
+            rank=rank,
+            world=world,
+        )
+        rolled = time.perf_counter()
+        kept = sorted(gather_object(answers.kept) if world > 1 else answers.kept, key=lambda pair: pair[1])
+        sums = ReplaySums()
+        if kept or self.config.method == "pretrain":
+            sums = self._gradients(kept, update)
+            self._step(sums, update)
+        trajectories = answers.trajectories
+        forwards = sum(t.forwards for t in trajectories)
+        return {
+            "step": update + 1,
+            "loss": sums.total,
+            "loss_prediction": sums.prediction,
+            "loss_kl": sums.kl,
+            "loss_aec": sums.aec,
+            "uncertain": sums.uncertain,
+            "anchored": sums.anchored,
+            "tokens": sums.tokens,
+            "reward": sum(answers.verified) / max(1, len(answers.verified)),
+            "retained": len(kept),
+            "verifier_failures": answers.failures,
+            "tpf": sum(len(t.response_ids) for t in trajectories) / max(1, forwards),
+            **{f"entropy_step_{step}": entropy_at(trajectories, step) for step in (0, 1, 2, 4, 8)},
+            "residual_ratio": self._residual_ratio(trajectories),
+            "lr": self.schedules[0].get_last_lr()[0],
+            "seconds_rollout": rolled - began,
+            "seconds_train": time.perf_counter() - rolled,
+        }
+
+    def evaluation(self) -> dict[str, float]:
+        """Greedy accuracy and TPF on dev problems, at the middle of the rollouts' thresholds."""
+        settings = replace(self.config.rollout, temperature=0.0)
+        result = evaluate(
+            self.rollout,
+            self.tokenizer,
+            settings.decoder(self.plain.config, 0.5),
+            problems("dev", self.config.evaluate_problems),
+            max_new_tokens=settings.max_new_tokens,
+            residual=self.config.residual,
+        )
+        return {f"dev_{name}": float(value) for name, value in asdict(result).items()}
+
+    def _gradients(self, kept: Kept, update: int) -> ReplaySums:
+        config, accelerator = self.config, self.accelerator
+        if config.method == "orl":
+            trajectories, samples = [t for t, _ in kept], [s for _, s in kept]
+            units = select_units(trajectories, samples, config.replay, config.seed)
+            costs = cost_model(self.plain.config)
+            units = rank_share(units, costs, accelerator.process_index, accelerator.num_processes)
+            sums = replay_backward(
+                self.model,
+                self.reference,
+                make_packs(units, self.plain.family, config.replay.token_budget),
+                config.loss,
+                responses=len(kept),
+                residual=config.residual,
+                backward=accelerator.backward,
+            )
+        else:
+            eos_id: Any = self.plain.config.eos_token_id
+            pairs = (
+                verified_pairs(kept)
+                if config.method == "rsft"
+                else solution_pairs(config, self.tokenizer, eos_id, update)
+            )
+            sums = control_gradients(accelerator, self.plain, pairs, config, update)
+        if accelerator.num_processes > 1:  # the loss is normalised by the whole update, so gradients are summed
+            for parameter in self.plain.parameters():
+                grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+                parameter.grad = accelerator.reduce(grad)  # pyright: ignore[reportAttributeAccessIssue]
+        return sums
+
+    def _step(self, sums: ReplaySums, update: int) -> None:
+        if not math.isfinite(sums.total):
+            raise NonFiniteLossError(
+                f"the loss is {sums.total} at update {update}; the last good checkpoint is "
+                f"{checkpoint.latest(self.out / 'checkpoints')}. Resume it with a lower learning rate"
+            )
+        self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm)
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+    @torch.no_grad()
+    def _residual_ratio(self, trajectories: Sequence[Trajectory]) -> float:
+        """Mean |alpha g(z)| / |E[x]| over the later states of one block."""
+        adapter = self.plain.residual_adapter
+        block = next((b for t in trajectories for b in t.blocks if b.steps > 1), None)
+        if adapter is None or block is None or not self.config.residual:
+            return 0.0
+        device = self.plain.embedding.device
+        added = adapter(block.z[1:].to(device)).norm(dim=-1)
+        embedded = self.plain.embedding[block.canvas[1:].to(device)].norm(dim=-1)
+        return float((added / embedded.clamp(min=1e-6)).mean())
+
+
+def load_model(folder: Path) -> QwenDLMForBlockDiffusion:
+    """A QwenDLM checkpoint in float32 with staircase attention. Raises ConfigError if it is none."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{str(folder)!r} holds no model: there is no config.json; give a model folder")
+    with no_progress_bars():
+        return QwenDLMForBlockDiffusion.from_pretrained(folder, dtype=torch.float32, attn_implementation=NAME)
+
+
+def load_tokenizer(folder: Path, model: QwenDLMForBlockDiffusion) -> Tokenizer:
+    """The start model's tokenizer. Raises ConfigError if it is missing or has more tokens than the model."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"there is no tokenizer.json in {folder}; copy the model's own there")
+    tokenizer = Tokenizer.from_file(str(path))
+    size, rows = tokenizer.get_vocab_size(), model.config.vocab_size
+    if size > rows:
+        raise ConfigError(
+            f"the tokenizer has {size} tokens but the model {rows} embeddings; use the model's own tokenizer"
+        )
+    return tokenizer
+
+
+def reference_model(config: OrlConfig, model: QwenDLMForBlockDiffusion) -> QwenDLMForBlockDiffusion | None:
+    """The frozen reference of the KL, None where its weight is 0. Raises ConfigError for one of another vocabulary."""
+    if config.loss.kl_weight == 0 or config.method != "orl":
+        return None
+    reference = copy.deepcopy(model) if config.reference is None else load_model(Path(config.reference))
+    for name in ("vocab_size", "hidden_size", "canvas_length", "state_family"):
+        ours, theirs = getattr(model.config, name), getattr(reference.config, name)
+        if ours != theirs:
+            raise ConfigError(f"the reference model has {name} {theirs} but the start model {ours}; they must agree")
+    return reference.requires_grad_(False).eval()

@@ -16,8 +16,8 @@ from orl_core.protocols import RolloutEngine
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """accuracy: whole derivation verified; final_accuracy: last number right. tpf, tpf_commit: all tokens / all
-    forwards (tpf_commit counts one commit a block). diversity: mean entropy (nats) of the wording chosen in each step line of
-    verified answers. n: problems."""
+    forwards (tpf_commit counts one commit a block). diversity: entropy (nats) of the wordings chosen in the step lines
+    of verified answers. n: problems."""
 
     accuracy: float
     final_accuracy: float

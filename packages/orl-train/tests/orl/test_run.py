@@ -160,7 +160,7 @@ def test_non_finite_loss_stops_and_keeps_the_checkpoint(start, settings, tmp_pat
 
 
 def test_wrong_models_are_refused_before_work(start, settings, tmp_path, tokenizer):
-    with pytest.raises(ConfigError, match="no config.json"):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
         OrlRun(settings(tmp_path / "nothing"), tmp_path / "run")
     folder = start("masked")
     with pytest.raises(ConfigError, match="state_family"):

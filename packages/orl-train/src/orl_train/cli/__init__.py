@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from orl_train import __version__
+from orl_train.cli import convert as _convert
 from orl_train.cli import pretrain as _pretrain
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train block-diffusion language models.")
@@ -27,4 +28,5 @@ def main(
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+app.command("convert")(_convert.convert)
 app.command("pretrain")(_pretrain.pretrain)

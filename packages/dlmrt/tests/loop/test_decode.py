@@ -83,7 +83,7 @@ def test_prompts_of_every_length_modulo_the_block(build, case, length):
     (got,) = engine.rollout([prompt], decoder, max_new_tokens=10, seeds=[1], capture=False)
     expected = reference(prompt.tolist(), decoder, max_new_tokens=10, seed=1)
     assert got.response_ids.tolist() == expected.tokens
-    assert got.blocks == []
+    assert [block.steps for block in got.blocks] == expected.steps
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -137,6 +137,21 @@ def test_short_last_canvas_in_a_batch_equals_the_single_run(build):
     for prompt, seed, row in zip(prompts, [2, 3], rows, strict=True):
         (alone,) = engine.rollout([prompt], decoder, max_new_tokens=12, seeds=[seed])
         assert row.response_ids.tolist() == alone.response_ids.tolist()
+
+
+def test_uncaptured_blocks_hold_all_but_the_states(build):
+    overrides, decoder = CASES["entropy_bound"]
+    engine, _ = build(overrides)
+    prompts = [prompt_of(84), prompt_of(3)]
+    captured, plain = (
+        engine.rollout(prompts, decoder, max_new_tokens=12, seeds=[2, 3], capture=c) for c in (True, False)
+    )
+    for with_states, without in zip(captured, plain, strict=True):
+        assert without.forwards == with_states.forwards
+        assert without.tpf_commit == with_states.tpf_commit
+        for a, b in zip(with_states.blocks, without.blocks, strict=True):
+            assert (a.start, a.block, a.tokens.tolist()) == (b.start, b.block, b.tokens.tolist())
+            assert b.canvas.shape == b.unresolved.shape == b.entropy.shape == b.top_prob.shape == (a.steps, 0)
 
 
 def test_answer_ends_with_its_first_stop_token_and_nothing_is_decoded_after_it(build):

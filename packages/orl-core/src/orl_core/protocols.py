@@ -30,7 +30,10 @@ class RolloutEngine(Protocol):
         residual: bool = True,
         capture: bool = True,
     ) -> list[Trajectory]:
-        """One trajectory per prompt (int64 [P] each), row i drawing its numbers from seeds[i]."""
+        """One trajectory per prompt (int64 [P] each), row i drawing its numbers from seeds[i].
+
+        capture: False keeps no state; the blocks then hold their steps, tokens and start (BlockTrace.uncaptured).
+        """
         ...
 
 

@@ -5,6 +5,7 @@ Shape legend: S states of one block, C canvas, d width.
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -30,6 +31,12 @@ class BlockTrace:
     tokens: Tensor
     block: int
     start: int
+
+    @classmethod
+    def uncaptured(cls, steps: int, tokens: Tensor, block: int, start: int) -> "BlockTrace":
+        """A block whose states were not captured: every tensor of states has `steps` entries of no position."""
+        canvas, values = torch.zeros(steps, 0, dtype=torch.int64), torch.zeros(steps, 0)
+        return cls(canvas, torch.zeros(steps, 0, 0), canvas.bool(), values, values, tokens, block, start)
 
     @property
     def steps(self) -> int:

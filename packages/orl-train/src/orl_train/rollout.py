@@ -139,10 +139,8 @@ class ReferenceRollout:
     ) -> BlockTrace:
         if records and records[0]:
             columns = [torch.stack([record[i][row] for record in records]).cpu() for i in range(5)]
-        else:
-            empty = tokens.new_zeros(steps, 0).cpu()
-            columns = [empty, empty, empty, empty, empty]
-        return BlockTrace(*columns, tokens=tokens.cpu(), block=block, start=start)
+            return BlockTrace(*columns, tokens=tokens.cpu(), block=block, start=start)
+        return BlockTrace.uncaptured(steps, tokens.cpu(), block, start)
 
 
 def _context(rows: list[_Row], canvas: int, device: torch.device) -> tuple[Tensor, Visibility]:

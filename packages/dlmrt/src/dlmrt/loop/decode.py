@@ -138,9 +138,11 @@ class Decoding:
         for index, row in enumerate(self.live):
             width = min(self.spec.canvas_length, self.spec.max_context - row.start)
             row.last_block = tokens[index]
+            place = (len(row.steps), row.start)
             if self._capture is not None:
-                trace = self._capture.trace(index, steps[index], width, result_BC[index], len(row.steps), row.start)
-                row.traces.append(trace)
+                row.traces.append(self._capture.trace(index, steps[index], width, result_BC[index], *place))
+            else:
+                row.traces.append(BlockTrace.uncaptured(steps[index], result_BC[index, :width].clone(), *place))
             row.steps.append(steps[index])
             for token in row.last_block[len(row.tail) : width]:
                 row.tokens.append(token)

@@ -317,6 +317,11 @@ def test_reserved_context_holds_the_longest_request(checkpoint):
     for length in (1, 7, 8, 49):
         engine.generate(ids=[5] * length, params=GenerationParams(ignore_eos=True, max_new_tokens=50 - length))
         assert engine._cache is reserved
+    running = engine.stream(ids=[5], drafts=True)
+    next(running)
+    engine.generate(ids=[5], params=GenerationParams(max_new_tokens=8))  # meanwhile: on a cache of its own
+    running.close()
+    assert engine._cache is reserved
     with pytest.raises(RequestError, match="context of 50"):
         engine.generate(ids=[5] * 45, params=GenerationParams(max_new_tokens=6))
     with pytest.raises(RequestError, match="97"):

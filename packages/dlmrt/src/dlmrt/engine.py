@@ -210,7 +210,7 @@ class Engine:
             cache = None  # it may hold NaN, which would reach the next request even through a mask
             raise
         finally:
-            if cache is not None:
+            if cache is not None and (self._cache is None or self._cache.capacity < cache.capacity):
                 self._cache = cache
         rest = answer.update(row.tokens, final=True)
         result = GenerationResult(
@@ -238,7 +238,8 @@ class Engine:
     ) -> list[Trajectory]:
         """Answers of many prompts at once, with every state on the way (see orl_core.protocols.RolloutEngine).
 
-        prompts: int64 [P] each. Row i draws from seeds[i] and gives what it gives alone. Raises RequestError.
+        prompts: int64 [P] each. Row i draws from seeds[i] and gives what it gives alone. capture: False keeps the
+        blocks' steps and tokens but no states. Raises RequestError.
         """
         return rollout(
             self.model,

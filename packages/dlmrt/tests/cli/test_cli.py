@@ -223,6 +223,6 @@ def test_ctrl_c_ends_cleanly(write_checkpoint, tmp_path):
     process.stdout.read(1)  # the first block has been printed
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=180)
     assert process.returncode == 130
     assert error == b"interrupted\n"

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from orl_core.arithmetic import problems
+from orl_core.arithmetic.problem import MAX_VALUE
 from orl_train.data.tokenizer import EOS, MASK, PAD, build_tokenizer, tokenizer_config
 from orl_train.pretrain import arithmetic_tokenizer
 
@@ -34,7 +35,7 @@ def test_problems_survive_a_round_trip(tokenizer, texts):
 
 def test_numbers_are_single_tokens_and_line_breaks_stand_alone():
     tokenizer = arithmetic_tokenizer(0, texts=3000)
-    for number in range(100):
+    for number in range(MAX_VALUE + 1):
         assert tokenizer.encode(f" {number}").tokens == [f"\u0120{number}"]
     assert tokenizer.encode(" 123").tokens == ["\u012012", "3"]
     assert tokenizer.encode(".\n\nThen").tokens == [".", "\u010a", "\u010a", "Then"]

@@ -88,7 +88,7 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
             embedded = add_residual(embedded, self.residual_adapter(z), receives)
         if isinstance(mask, Tensor):
             mask = additive_mask(mask, embedded.dtype)
-        masks = {kind: mask for kind in set(self.config.layer_types)}
+        masks = dict.fromkeys(self.config.layer_types or (), mask)
         return self.model(inputs_embeds=embedded, position_ids=positions, attention_mask=masks, use_cache=False)[0]
 
     def denoise(
@@ -97,8 +97,8 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
         """Logits float [B, T, V].
 
         ids, positions: int64 [B, T]; mask: bool [B, T, T], True = may attend, or an AttentionPlan (the model must then
-        be loaded with attn_implementation="staircase"); z: float [B, T, d] residual context before the adapter, or None;
-        receives: bool [B, T], the positions that take it.
+        be loaded with attn_implementation="staircase"); z: float [B, T, d] residual context before the adapter, or
+        None; receives: bool [B, T], the positions that take it.
         """
         return self.lm_head(self.hidden(ids, positions, mask, z, receives))
 

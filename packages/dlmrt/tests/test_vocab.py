@@ -1,11 +1,16 @@
 """The chunked pass over the vocabulary against orl-core's formulas on whole logits, in float64 where it matters."""
 
+import math
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlmrt.vocab import Draw, VocabularyPass
+from dlmrt.loop.draws import Draw
+from dlmrt.truncation import Truncation
+from dlmrt.vocab import VocabularyPass
 from orl_core.entropy import sample_gumbel, token_stats
 from orl_core.residual import expected_embedding, expected_embedding_top_k
 from orl_core.rng import CounterRng, Stream
@@ -81,6 +86,79 @@ def test_greedy_candidate_is_the_most_probable_token_and_z_is_made_only_on_deman
     assert torch.equal(got.tokens.candidate, got.tokens.argmax)
     assert torch.equal(got.tokens.candidate_prob, got.tokens.top_prob)
     assert got.z is None
+
+
+def allowed_tokens(logits, top_k, top_p):
+    """Per position, by a plain loop: the tokens that may be sampled."""
+    allowed = torch.zeros_like(logits, dtype=torch.bool)
+    for b, c in product(range(ROWS), range(CANVAS)):
+        row = logits[b, c].tolist()
+        order = sorted(range(len(row)), key=lambda v: -row[v])[:top_k]
+        weights = [math.exp(row[v] - row[order[0]]) for v in order]
+        mass, kept = 0.0, []
+        for v, weight in zip(order, weights, strict=True):
+            if top_p is not None and kept and mass >= top_p:
+                break
+            kept.append(v)
+            mass += weight / sum(weights)
+        allowed[b, c] = torch.tensor([value >= row[kept[-1]] for value in row])
+    return allowed
+
+
+@given(
+    vocab=st.integers(2, 60),
+    chunk=st.integers(1, 70),
+    seed=st.integers(0, 99),
+    top_k=st.none() | st.integers(1, 70),
+    top_p=st.none() | st.floats(0.01, 1),
+    scale=st.sampled_from([0.1, 1, 10]),
+)
+@settings(deadline=None, max_examples=40)
+def test_top_k_and_top_p_sample_as_the_whole_vocabulary_would(vocab, chunk, seed, top_k, top_p, scale):
+    hidden, head, embedding, temperature = inputs(vocab, seed, scale)
+    truncation, draw = Truncation(top_k, top_p), draw_of(seed)
+    logits = whole_logits(hidden, head, temperature)
+    uniform = CounterRng(draw.seed).uniform(Stream.CANDIDATE, draw.block, draw.step, CANVAS, vocab)
+    masked = logits.masked_fill(~allowed_tokens(logits, top_k, top_p), -torch.inf)
+    expected = token_stats(logits, sample_gumbel(masked, uniform))
+    pass_ = VocabularyPass(head=head, embedding=embedding, chunk=chunk, truncation=truncation)
+    got = pass_(hidden, temperature, draw, with_z=True)
+    assert torch.equal(got.tokens.candidate, expected.candidate)
+    for name in ("candidate_prob", "top_prob", "entropy"):  # of the whole distribution
+        torch.testing.assert_close(getattr(got.tokens, name), getattr(expected, name), atol=2e-6, rtol=2e-5)
+    z = expected_embedding(logits.double().softmax(-1), embedding.double())
+    torch.testing.assert_close(got.z.double(), z, atol=2e-5, rtol=1e-5)
+
+
+def test_tokens_that_tie_with_the_last_one_kept_are_kept():
+    logits = torch.tensor([1.0, 2.0, 2.0, 0.0, 2.0, 3.0])
+    for truncation, expected in [
+        (Truncation(top_k=1), {5}),
+        (Truncation(top_k=2), {1, 2, 4, 5}),
+        (Truncation(top_p=0.5), {1, 2, 4, 5}),
+        (Truncation(top_k=1, top_p=0.01), {5}),
+        (Truncation(top_k=5, top_p=0.999), {0, 1, 2, 4, 5}),
+        (Truncation(top_p=1.0), {0, 1, 2, 3, 4, 5}),
+    ]:
+        pass_ = VocabularyPass(head=logits[:, None], embedding=torch.eye(6), truncation=truncation, chunk=3)
+        zeros = torch.zeros(400, dtype=torch.int64)
+        draw = Draw(torch.arange(400), zeros, zeros)
+        got = pass_(torch.ones(400, 1, 1), torch.full((400,), 1.0), draw, with_z=False)
+        assert set(got.tokens.candidate.flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_control_tokens_are_predicted_only_where_they_are_allowed(chunk):
+    hidden, head, embedding, temperature = inputs(20)
+    pass_ = VocabularyPass(head=head, embedding=embedding, suppressed=(3,), control=(6, 19), chunk=chunk)
+    allowed = torch.tensor([[True, False, True], [False, False, True]])
+    for given_mask, control in ((allowed, allowed), (None, torch.zeros_like(allowed))):
+        got = pass_(hidden, temperature, None, with_z=True, control_BC=given_mask)
+        logits = whole_logits(hidden, head, temperature, suppressed=(3,))
+        logits[..., [6, 19]] = logits[..., [6, 19]].masked_fill(~control[..., None], -torch.inf)
+        assert torch.equal(got.tokens.argmax, logits.argmax(-1))
+        torch.testing.assert_close(got.tokens.entropy, token_stats(logits).entropy, atol=2e-6, rtol=2e-5)
+        torch.testing.assert_close(got.z, logits.softmax(-1) @ embedding, atol=2e-5, rtol=1e-5)
 
 
 def test_equal_logits_give_the_lowest_token_whatever_the_chunking():

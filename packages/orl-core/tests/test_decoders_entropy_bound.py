@@ -288,3 +288,14 @@ def test_a_step_needs_no_value_from_the_device():
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         EntropyBound(**({"vocab_size": V} | settings))
+
+
+def test_answer_prob_is_that_of_the_last_step(run_decoder, recorded_draws):
+    logits, candidates, canvas, renoise = random_run(3)
+    decoder = EntropyBound(V, max_steps=STEPS, greedy=False)
+    editable = (torch.arange(C) > 0).expand(B, C)
+    stats_of_step = stats_from(decoder, logits, candidates)
+    states = run_decoder(decoder, stats_of_step, canvas, editable, recorded_draws(canvas, renoise))
+    for row, last in enumerate(states[-1].step.tolist()):
+        top = stats_of_step(last - 1, states[last - 1]).top_prob[row]
+        assert states[-1].answer_prob[row].tolist() == [1.0, *top[1:].tolist()]

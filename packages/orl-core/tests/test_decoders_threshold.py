@@ -1,5 +1,7 @@
 """Threshold decoding against plain loops of the published rules and against recorded LLaDA2.0 runs."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -144,3 +146,17 @@ def test_a_block_longer_than_the_canvas_is_refused(no_draws):
     fixed = torch.zeros(1, C + 1, dtype=torch.int64)
     with pytest.raises(ShapeError, match=f"{C + 1} positions"):
         Threshold(MASK, C).init(fixed, fixed == 0, no_draws, torch.zeros(1, dtype=torch.int64))
+
+
+def test_answer_prob_is_that_of_the_step_that_committed(run_decoder, no_draws):
+    logits = torch.randn(C, 1, C, V, generator=torch.Generator().manual_seed(0)) * 3
+    logits[..., MASK] = -torch.inf
+    stats = [token_stats(step) for step in logits]
+    fixed, editable = torch.arange(C)[None], torch.arange(C)[None] > 0
+    states = run_decoder(Threshold(MASK, C, threshold=0.7), lambda k, state: stats[k], fixed, editable, no_draws)
+    expected = [1.0] * C
+    for k, (before, after) in enumerate(pairwise(states)):
+        for i in (before.unresolved & ~after.unresolved)[0].nonzero().flatten().tolist():
+            expected[i] = stats[k].candidate_prob[0, i].item()
+    assert states[-1].answer_prob[0].tolist() == expected
+    assert len(states) > 3

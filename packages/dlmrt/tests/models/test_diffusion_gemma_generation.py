@@ -56,8 +56,8 @@ def feed(monkeypatch):
 
     def use(draws: RecordedDraws):
         class RecordedVocabulary(VocabularyPass):
-            def __call__(self, hidden_BCd, temperature_B, draw, *, with_z):
-                seen = super().__call__(hidden_BCd, temperature_B, None, with_z=with_z)
+            def __call__(self, hidden_BCd, temperature_B, draw, **options):
+                seen = super().__call__(hidden_BCd, temperature_B, None, **options)
                 assert draw is not None
                 tokens, candidate = seen.tokens, draws.at(draws.candidates, draw.block, draw.step)
                 stats = TokenStats(tokens.argmax, candidate, tokens.top_prob, tokens.top_prob, tokens.entropy)

@@ -1,9 +1,11 @@
-"""Draws of a whole block, made at once."""
+"""Draws of a block's noise, made at once, and of a step's candidates, a chunk of the vocabulary at a time."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from orl_core.rng import CounterRng, Stream
+from orl_core.rng import CounterRng, Stream, philox
 
 
 class BlockDraws:
@@ -35,3 +37,32 @@ class BlockDraws:
 
     def uniform(self, stream: Stream, block_B: Tensor, step_B: Tensor, length: int, lanes: int) -> Tensor:
         return self.rng.uniform(stream, block_B, step_B, length, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Uniform draws of one step for sampling candidates; lane v of a position belongs to token v. int64 [B] each."""
+
+    seed: Tensor
+    block: Tensor
+    step: Tensor
+
+    def uniform(self, length: int, first: int, last: int) -> Tensor:
+        """float32 [B, length, last - first]: lanes first..last of `CounterRng.uniform`, without drawing the others."""
+        if first == 0:
+            rng = CounterRng(self.seed)
+            return rng.uniform(Stream.CANDIDATE, self.block, self.step, length, last)
+        return _uniform_lanes(self, length, first, last)
+
+
+def _uniform_lanes(draw: Draw, length: int, first: int, last: int) -> Tensor:
+    """The layout of `CounterRng`: counter (lane, position, step, 4 block + stream), four lanes a counter, 23 bits."""
+    device, row, low = draw.seed.device, (-1, 1, 1), 0xFFFFFFFF
+    lane = torch.arange(first // 4, -(-last // 4), device=device)
+    position = torch.arange(length, device=device)[:, None]
+    block = ((draw.block * 4 + int(Stream.CANDIDATE)) & low).view(row)
+    key_low, key_high = (draw.seed & low).view(row), ((draw.seed >> 32) & low).view(row)
+    words = torch.stack(philox(lane, position, draw.step.view(row), block, key_low, key_high), -1)
+    skip = first % 4
+    bits = words.flatten(-2)[..., skip : skip + last - first] >> 9
+    return (bits.float() + 0.5) * 2.0**-23

@@ -5,15 +5,16 @@ captured graph) runs this same program. Shape legend: B rows, C canvas, d width.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
 from dlmrt.cache import KVCache, Span
-from dlmrt.loop.draws import BlockDraws
-from dlmrt.models.base import BlockModel
-from dlmrt.vocab import Draw, VocabularyPass
+from dlmrt.loop.draws import BlockDraws, Draw
+from dlmrt.models.base import BlockModel, BlockSpec
+from dlmrt.truncation import Truncation
+from dlmrt.vocab import VocabularyPass
 from orl_core.decoders import CanvasState, Decoder
 from orl_core.residual import residual_receivers
 
@@ -22,6 +23,7 @@ class Denoising:
     """A block being denoised in every row of a batch.
 
     state        CanvasState; its tensors are written in place
+    length       positions of the canvas: C is canvas_length * (1 + edit_blocks)
     z            [B, C, d]    residual context that the next step consumes; zeros at the first step of a block
     entropy      float32 [B, C], top_prob float32 [B, C]: statistics of the last step
     missed       float32 []   most probability mass that a top-k z has left out so far
@@ -29,7 +31,15 @@ class Denoising:
     """
 
     def __init__(
-        self, model: BlockModel, decoder: Decoder, rows: int, *, residual: bool = True, z_top_k: int | None = None
+        self,
+        model: BlockModel,
+        decoder: Decoder,
+        rows: int,
+        *,
+        residual: bool = True,
+        z_top_k: int | None = None,
+        truncation: Truncation | None = None,
+        edit_blocks: int = 0,
     ) -> None:
         spec, device = model.spec, model.device
         self.model, self.decoder = model, decoder
@@ -39,10 +49,13 @@ class Denoising:
             embedding=model.embedding,
             embedding_scale=model.embedding_scale,
             softcap=model.softcap,
-            suppressed=() if spec.mask_token_id is None else (spec.mask_token_id,),
+            suppressed=tuple(sorted(suppressed_ids(spec) - set(decoder.control_ids))),
+            control=decoder.control_ids,
+            truncation=truncation,
             z_top_k=z_top_k,
         )
-        shape = (rows, spec.canvas_length)
+        self.length = spec.canvas_length * (1 + edit_blocks)
+        shape = (rows, self.length)
 
         def buffer(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -52,6 +65,7 @@ class Denoising:
             editable=buffer(*shape, dtype=torch.bool),
             unresolved=buffer(*shape, dtype=torch.bool),
             answer=buffer(*shape),
+            answer_prob=buffer(*shape, dtype=torch.float32),
             stable=buffer(rows),
             post_steps=buffer(rows),
             step=buffer(rows),
@@ -63,7 +77,7 @@ class Denoising:
         self.missed = buffer(dtype=torch.float32)
         self.seed, self.block = buffer(rows), buffer(rows)
         self.signal = buffer(2)
-        self.draws = BlockDraws(rows, spec.canvas_length, decoder.max_steps, spec.vocab_size, device)
+        self.draws = BlockDraws(rows, self.length, decoder.max_steps, spec.vocab_size, device)
         self.span: Span | None = None
         self.cache: KVCache | None = None
 
@@ -77,10 +91,12 @@ class Denoising:
         *,
         seeds: Sequence[int],
         blocks: Sequence[int],
+        drafted_BC: Tensor | None = None,
     ) -> None:
         """Resets the buffers for the block that `span` describes.
 
         fixed_BC: int64 tokens of the positions that are not editable. blocks: index of each row's block in its answer.
+        drafted_BC: bool, editable positions that begin with their token of `fixed_BC` instead of noise; None: none.
         """
         self.span, self.cache = span, cache
         self.seed.copy_(torch.tensor(seeds))
@@ -89,7 +105,11 @@ class Denoising:
             self.draws.begin(self.seed, self.block)
         else:
             self.draws.rng.seed_B.copy_(self.seed)
-        self._write(self.decoder.init(fixed_BC, editable_BC, self.draws, self.block))
+        state = self.decoder.init(fixed_BC, editable_BC, self.draws, self.block)
+        if drafted_BC is not None:
+            canvas_BC = torch.where(drafted_BC, fixed_BC, state.canvas)
+            state = replace(state, canvas=canvas_BC, answer=canvas_BC, unresolved=state.unresolved & ~drafted_BC)
+        self._write(state)
         self.z.zero_()
         self.entropy.zero_()
         self.top_prob.zero_()
@@ -108,7 +128,9 @@ class Denoising:
         else:
             hidden_BCd = self.model.denoise(state.canvas, None, None, span, cache)
         draw = None if self.decoder.greedy else Draw(self.seed, self.block, state.step)
-        seen = self.vocabulary(hidden_BCd, self.decoder.temperature(state), draw, with_z=self.residual)
+        seen = self.vocabulary(
+            hidden_BCd, self.decoder.temperature(state), draw, with_z=self.residual, control_BC=~state.unresolved
+        )
         self._write(self.decoder.step(seen.tokens, state, self.draws, self.block))
         if seen.z is not None:
             self.z.copy_(seen.z)
@@ -129,3 +151,8 @@ class Denoising:
             buffer, value = getattr(self.state, field.name), getattr(new, field.name)
             if value is not buffer:
                 buffer.copy_(value)
+
+
+def suppressed_ids(spec: BlockSpec) -> set[int]:
+    """Tokens that no position of an answer may hold: the mask and the control tokens."""
+    return {token for token in (spec.mask_token_id, spec.delete_token_id, spec.insert_token_id) if token is not None}

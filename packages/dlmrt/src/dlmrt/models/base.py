@@ -33,6 +33,7 @@ class BlockSpec:
     commit            what a committed token sees: what precedes it ("causal"), or its whole block ("block_causal")
     has_residual      the model takes a residual context z
     kv_layers         (key/value heads, head width) of each layer
+    delete_token_id, insert_token_id   control tokens of InsertDelete, if the checkpoint declares them
     """
 
     vocab_size: int
@@ -45,6 +46,8 @@ class BlockSpec:
     commit: Commit
     has_residual: bool
     kv_layers: tuple[tuple[int, int], ...]
+    delete_token_id: int | None = None
+    insert_token_id: int | None = None
 
     def kv_bytes(self, positions: int, dtype: torch.dtype) -> int:
         """Bytes of the KV cache of one row over `positions` positions."""

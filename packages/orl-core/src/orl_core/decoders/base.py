@@ -23,6 +23,7 @@ class CanvasState:
     editable   bool  [B, C]  False where a prompt token lies inside the block: never changed, never unresolved
     unresolved bool  [B, C]  masked positions (masked family), positions not accepted (uniform family)
     answer     int64 [B, C]  the block's result if decoding stopped now
+    answer_prob float32 [B, C] probability of `answer` at the step that last wrote it; 1 where nothing was written
     stable     int64 [B]     consecutive steps over which `answer` did not change (entropy bound)
     post_steps int64 [B]     steps begun without a masked position (draft-and-edit)
     step       int64 [B]     steps taken in this block
@@ -33,6 +34,7 @@ class CanvasState:
     editable: Tensor
     unresolved: Tensor
     answer: Tensor
+    answer_prob: Tensor
     stable: Tensor
     post_steps: Tensor
     step: Tensor
@@ -54,6 +56,7 @@ class Decoder(Protocol):
     family       which noise the unresolved positions hold
     greedy       True: the candidate of a position is its most probable token; False: it is sampled
     max_steps    upper bound of denoising steps in one block; a decoder always stops by then
+    control_ids  tokens that are instructions to the decoder, predicted at resolved positions only and never output
     """
 
     @property
@@ -62,6 +65,8 @@ class Decoder(Protocol):
     def greedy(self) -> bool: ...
     @property
     def max_steps(self) -> int: ...
+    @property
+    def control_ids(self) -> tuple[int, ...]: ...
 
     def init(self, fixed_BC: Tensor, editable_BC: Tensor, draws: DrawSource, block_B: Tensor) -> CanvasState:
         """A fresh canvas: noise where `editable_BC`, the tokens of `fixed_BC` elsewhere."""
@@ -88,6 +93,7 @@ def start_state(canvas_BC: Tensor, editable_BC: Tensor) -> CanvasState:
         editable=editable_BC,
         unresolved=editable_BC,
         answer=canvas_BC,
+        answer_prob=torch.ones_like(canvas_BC, dtype=torch.float32),
         stable=zeros_B,
         post_steps=zeros_B,
         step=zeros_B,

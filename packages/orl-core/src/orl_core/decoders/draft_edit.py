@@ -54,6 +54,10 @@ class DraftEdit:
     def max_steps(self) -> int:
         return self.canvas_length + self.max_post_steps
 
+    @property
+    def control_ids(self) -> tuple[int, ...]:
+        return ()
+
     def init(self, fixed_BC: Tensor, editable_BC: Tensor, draws: DrawSource, block_B: Tensor) -> CanvasState:
         return masked_canvas(fixed_BC, editable_BC, self.mask_id, self.canvas_length)
 
@@ -78,6 +82,7 @@ class DraftEdit:
             editable=state.editable,
             unresolved=unresolved_BC,
             answer=canvas_BC,
+            answer_prob=torch.where(fill_BC | edit_BC, stats.candidate_prob, state.answer_prob),
             stable=state.stable,
             post_steps=post_steps_B,
             step=state.step + 1,

@@ -46,6 +46,10 @@ class EntropyBound:
     def family(self) -> Family:
         return "uniform"
 
+    @property
+    def control_ids(self) -> tuple[int, ...]:
+        return ()
+
     def init(self, fixed_BC: Tensor, editable_BC: Tensor, draws: DrawSource, block_B: Tensor) -> CanvasState:
         noise_BC = draws.tokens(Stream.CANVAS, block_B, torch.zeros_like(block_B), fixed_BC.shape[-1], self.vocab_size)
         return start_state(torch.where(editable_BC, noise_BC, fixed_BC), editable_BC)
@@ -79,6 +83,7 @@ class EntropyBound:
             editable=state.editable,
             unresolved=state.editable & ~accepted_BC,
             answer=answer_BC,
+            answer_prob=torch.where(state.editable, stats.top_prob, state.answer_prob),
             stable=stable_B,
             post_steps=state.post_steps,
             step=step_B,

@@ -1,4 +1,4 @@
-"""What the two decoders of the masked family share: masked canvases and the choice of positions to commit."""
+"""What the decoders of the masked family share: masked canvases and the choice of positions to commit."""
 
 import torch
 from torch import Tensor

@@ -49,6 +49,10 @@ class Threshold:
     def max_steps(self) -> int:
         return self.canvas_length
 
+    @property
+    def control_ids(self) -> tuple[int, ...]:
+        return ()
+
     def init(self, fixed_BC: Tensor, editable_BC: Tensor, draws: DrawSource, block_B: Tensor) -> CanvasState:
         return masked_canvas(fixed_BC, editable_BC, self.mask_id, self.canvas_length)
 
@@ -71,6 +75,7 @@ class Threshold:
             editable=state.editable,
             unresolved=unresolved_BC,
             answer=canvas_BC,
+            answer_prob=torch.where(commit_BC, stats.candidate_prob, state.answer_prob),
             stable=state.stable,
             post_steps=state.post_steps,
             step=step_B,

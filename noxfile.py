@@ -109,3 +109,14 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "packages/orl-core/tests", *session.posargs, env=TEST_ENV)
     for package in PACKAGES:
         session.run("python", "-I", f"tests/smoke/{package.replace('-', '_')}.py", env=TEST_ENV)
+
+
+@nox.session
+def reproduce(session: nox.Session) -> None:
+    """ORL, its ablations and controls from end to end, with the report; arguments after -- go to the command.
+
+    Hours on two cores; the same command continues where it was stopped.
+    """
+    sync(session)
+    command = ["orl-train", "reproduce", "recipes/reproduce.toml", "--out", "runs/reproduce"]
+    session.run(*command, "--docs", "docs/reproduction.md", *session.posargs)

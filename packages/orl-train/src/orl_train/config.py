@@ -61,6 +61,10 @@ def build_config(cls: type[T], data: dict[str, Any], where: str) -> T:
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
     allowed = typing.get_args(hint) or (hint,)
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} is {value!r}; it must be a list")
+        return tuple(_checked(item, allowed[0], f"{where}[{index}]") for index, item in enumerate(value))
     if typing.get_origin(hint) is typing.Literal:
         if value not in allowed:
             raise ConfigError(f"{where} is {value!r}; it must be one of {', '.join(map(str, allowed))}")

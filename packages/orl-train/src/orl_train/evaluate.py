@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from orl_core.arithmetic import Problem, verify, verify_final, wording_keys
 from orl_core.decoders import Decoder
-from orl_core.protocols import RolloutEngine
+from orl_core.protocols import RolloutEngine, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,20 @@ class Evaluation:
     n: int
 
 
-def evaluate(
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """One answer: whether its whole derivation and its last number are right, its tokens up to and including the end,
+    denoising forwards, blocks, and the wordings of its step lines (empty if not verified)."""
+
+    right: bool
+    final: bool
+    tokens: int
+    forwards: int
+    blocks: int
+    wordings: tuple[int, ...]
+
+
+def grade(
     rollout: RolloutEngine,
     tokenizer: Tokenizer,
     decoder: Decoder,
@@ -36,10 +49,10 @@ def evaluate(
     max_new_tokens: int,
     residual: bool = True,
     batch: int = 64,
-) -> Evaluation:
+    verifier: Verifier = verify,
+) -> list[Graded]:
     """Answers every problem once; row i draws from seed i."""
-    right = final = tokens = forwards = blocks = 0
-    wordings: Counter[int] = Counter()
+    graded: list[Graded] = []
     for first in range(0, len(problems), batch):
         part = problems[first : first + batch]
         answers = rollout.rollout(
@@ -52,22 +65,49 @@ def evaluate(
         )
         for problem, answer in zip(part, answers, strict=True):
             text = tokenizer.decode(answer.response_ids.tolist())
-            right += verify(problem.prompt, text, problem.reference)
-            final += verify_final(problem.prompt, text, problem.reference)
-            tokens += len(answer.response_ids)
-            forwards += answer.forwards
-            blocks += len(answer.blocks)
-            keys = wording_keys(text, problem.reference)
-            if keys is not None and len(keys) > 2:
-                wordings.update(keys[1:-1])
-    n = len(problems)
+            graded.append(
+                Graded(
+                    right=bool(verifier(problem.prompt, text, problem.reference)),
+                    final=verify_final(problem.prompt, text, problem.reference),
+                    tokens=len(answer.response_ids),
+                    forwards=answer.forwards,
+                    blocks=len(answer.blocks),
+                    wordings=(wording_keys(text, problem.reference) or ())[1:-1],
+                )
+            )
+    return graded
+
+
+def summarize(graded: Sequence[Graded]) -> Evaluation:
+    """The measures of a set of answers."""
+    n = len(graded)
+    tokens, forwards = sum(g.tokens for g in graded), sum(g.forwards for g in graded)
+    wordings: Counter[int] = Counter()
+    for answer in graded:
+        wordings.update(answer.wordings)
     return Evaluation(
-        accuracy=right / n,
-        final_accuracy=final / n,
+        accuracy=sum(g.right for g in graded) / n,
+        final_accuracy=sum(g.final for g in graded) / n,
         tpf=tokens / forwards,
-        tpf_commit=tokens / (forwards + blocks),
+        tpf_commit=tokens / (forwards + sum(g.blocks for g in graded)),
         diversity=_entropy(wordings),
         n=n,
+    )
+
+
+def evaluate(
+    rollout: RolloutEngine,
+    tokenizer: Tokenizer,
+    decoder: Decoder,
+    problems: Sequence[Problem],
+    *,
+    max_new_tokens: int,
+    residual: bool = True,
+    batch: int = 64,
+) -> Evaluation:
+    """Answers every problem once; row i draws from seed i."""
+    return summarize(
+        grade(rollout, tokenizer, decoder, problems, max_new_tokens=max_new_tokens, residual=residual, batch=batch)
     )
 
 

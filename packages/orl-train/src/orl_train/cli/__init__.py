@@ -7,7 +7,9 @@ import typer
 
 from orl_train import __version__
 from orl_train.cli import convert as _convert
+from orl_train.cli import orl as _orl
 from orl_train.cli import pretrain as _pretrain
+from orl_train.cli import reproduce as _reproduce
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train block-diffusion language models.")
 
@@ -30,3 +32,5 @@ def main(
 
 app.command("convert")(_convert.convert)
 app.command("pretrain")(_pretrain.pretrain)
+app.command("orl")(_orl.orl)
+app.command("reproduce")(_reproduce.reproduce)

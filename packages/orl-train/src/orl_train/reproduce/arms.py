@@ -1,0 +1,176 @@
+"""The arms of a reproduction, and the training of one: the same schedule and budget for all."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from orl_core.errors import ConfigError
+from orl_core.protocols import Verifier
+from orl_train import checkpoint
+from orl_train.cli.common import metrics_reporter
+from orl_train.config import load_config, to_dict
+from orl_train.errors import NonFiniteLossError, TrainError
+from orl_train.orl import OrlConfig, OrlRun
+from orl_train.orl.run import NoVerifiedAnswersError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two processes must be kept apart by --arm and --family
+    fcntl = None
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """changes: settings of the recipe that make the arm, by dotted name. residual: whether it is decoded with the
+    residual context, as it was trained."""
+
+    name: str
+    title: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    residual: bool = True
+
+
+BASE, ORL = "base", "orl"
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm(BASE, "base"),
+        Arm(ORL, "ORL"),
+        Arm("no-aec", "ORL without AEC", {"loss.aec_weight": 0.0}),
+        Arm("no-kl", "ORL without reverse KL", {"loss.kl_weight": 0.0}),
+        Arm("no-residual", "ORL without residual", {"residual": False}, residual=False),
+        Arm("off-policy", "ORL off-policy", {"off_policy": True}),
+        Arm("rsft", "fresh verified answers, random noise (RSFT)", {"method": "rsft"}),
+        Arm("pretrain", "base trained longer", {"method": "pretrain"}),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One arm with one seed in its own folder; the base has no seed and is not trained."""
+
+    arm: Arm
+    seed: int | None
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def make_jobs(folder: Path, headline_seeds: tuple[int, ...], ablation_seed: int) -> list[Job]:
+    """All jobs of a family, the base first."""
+    jobs: list[Job] = []
+    for arm in ARMS.values():
+        seeds = {BASE: (None,), ORL: headline_seeds}.get(arm.name, (ablation_seed,))
+        jobs += [Job(arm, s, folder / (arm.name if s is None else f"{arm.name}-seed{s}")) for s in seeds]
+    return jobs
+
+
+def arm_config(job: Job, recipe: Path, start: Path) -> OrlConfig:
+    """The settings of a job's run."""
+    return load_config(OrlConfig, recipe, {"start": str(start), "seed": job.seed or 0, **job.arm.changes})
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash of a model's weights."""
+    digest = sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def settings_key(value: dict[str, Any]) -> str:
+    """Hash of settings."""
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def arm_key(config: OrlConfig) -> str:
+    """Hash of a run's settings; the start model counts by its weights, not by its place."""
+    return settings_key(to_dict(config) | {"start": fingerprint(Path(config.start))})
+
+
+def finished(job: Job, config: OrlConfig) -> dict[str, Any] | None:
+    """What is recorded of a finished job, None if it is not finished. Raises ConfigError if its settings differ."""
+    path = job.folder / "arm.json"
+    if not path.is_file():
+        return None
+    record = checkpoint.read_json(path)
+    if record.get("key") != arm_key(config):
+        raise ConfigError(
+            f"{job.folder} was made with other settings or another start model; use another --out, or remove the folder"
+        )
+    return record
+
+
+def train(job: Job, config: OrlConfig, verifier: Verifier, say: Say) -> None:
+    """Trains a job, or continues it. A run that collapses (no verified answer, a loss that is not finite) ends there:
+    its last checkpoint is its result, and arm.json says why.
+
+    Raises KeyboardInterrupt after a checkpoint is saved, TrainError if the run collapses before its first checkpoint.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    log, stopped = job.folder / "metrics.jsonl", None
+    with metrics_reporter(log, config.updates) as report:
+
+        def progress(metrics: dict[str, float]) -> None:
+            report(metrics)
+            if metrics["step"] % 10 == 0 or metrics["step"] == config.updates:
+                say(
+                    f"update {metrics['step']}/{config.updates}: loss {metrics['loss']:.4f}, verified "
+                    f"{metrics['reward']:.0%}, rollout TPF {metrics['tpf']:.2f}"
+                )
+
+        try:
+            OrlRun(config, job.folder, verifier).run(report=progress)
+        except (NoVerifiedAnswersError, NonFiniteLossError) as error:
+            stopped = str(error)
+            say(f"stopped: {stopped}")
+            if not saved_models(job.folder):
+                raise TrainError(f"{job.name} collapsed before its first checkpoint: {stopped}") from error
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    record = {
+        "key": arm_key(config),
+        "settings": to_dict(config),
+        "updates": rows[-1]["step"],
+        "minutes": sum(row["seconds_rollout"] + row["seconds_train"] for row in rows) / 60,
+        "stopped": stopped,
+    }
+    write_atomically(job.folder / "arm.json", record)
+
+
+def saved_models(folder: Path) -> list[Path]:
+    """Model folders that a run has left, oldest first, the final one last."""
+    steps = sorted(p for p in (folder / "checkpoints").glob("step-*") if (p / "run.json").is_file())
+    models = [step / "model" for step in steps if not step.name.endswith(".tmp")]
+    final = folder / "model"
+    return models + [final] * (final / "config.json").is_file()
+
+
+def write_atomically(path: Path, value: dict[str, Any]) -> None:
+    """Writes JSON beside its place and renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    checkpoint.write_json(temporary, value)
+    temporary.replace(path)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """True while this process alone works in `folder`, False if another one does. The lock ends with the process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+        yield True

@@ -1,0 +1,59 @@
+"""The accuracy-TPF frontier as a picture; matplotlib comes with orl-train[plot]."""
+
+from pathlib import Path
+from typing import Any
+
+from orl_train.errors import TrainError
+
+SHOWN_BELOW_FLOOR = 0.15  # of accuracy; what lies lower is in the tables
+
+
+class PlotError(TrainError):
+    """The picture cannot be drawn."""
+
+
+def draw_frontier(report: dict[str, Any], path: Path) -> None:
+    """Draws a panel per family: accuracy over TPF on dev at every threshold, the floor, and what was chosen.
+
+    Raises PlotError without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
+        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise PlotError("matplotlib is not installed; install orl-train[plot]") from error
+    families = report["families"]
+    figure = Figure(figsize=(7 * max(1, len(families)), 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (family, data) in enumerate(families.items(), 1):
+        axes = figure.add_subplot(1, len(families), number)
+        draw_family(axes, data)
+        axes.set_title(f"{family} family, dev")
+    temporary = path.with_name(path.name + ".tmp")
+    figure.savefig(temporary, format="png", dpi=120)
+    temporary.replace(path)
+
+
+def draw_family(axes: Any, data: dict[str, Any]) -> None:
+    """One panel."""
+    for name, arm in data["arms"].items():
+        main = arm["arm"] in ("base", "orl")
+        for variant, points in arm["dev"].items():
+            label = name + (" without residual" if variant == "no_residual" else "")
+            _draw_line(axes, points, label, "-" if main and variant == "as_trained" else ":")
+        if arm["dev_chosen"] and arm["reached"]:
+            axes.plot(arm["dev_chosen"]["tpf"], 100 * arm["dev_chosen"]["accuracy"], "k*", markersize=9, zorder=3)
+    if data["floor"] is not None:
+        axes.axhline(100 * data["floor"], color="gray", linestyle="--", linewidth=1)
+        axes.set_ylim(100 * max(-0.005, data["floor"] - SHOWN_BELOW_FLOOR), 100.5)
+    axes.set_xscale("log")
+    axes.set_xlabel("tokens per forward (log scale)")
+    axes.set_ylabel("accuracy, whole derivation (%)")
+    if axes.lines:
+        axes.legend(fontsize=7)
+
+
+def _draw_line(axes: Any, points: list[dict[str, Any]], label: str, style: str) -> None:
+    if points:
+        last = [p for p in points if p["model"] == points[-1]["model"]]
+        axes.plot([p["tpf"] for p in last], [100 * p["accuracy"] for p in last], style, marker=".", label=label)

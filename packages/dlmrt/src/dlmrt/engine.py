@@ -84,7 +84,7 @@ class Engine:
         folder = resolve(path_or_id, revision)
         settings = read_folder(folder)
         codec = TextCodec.from_folder(folder)
-        tensors = load_tensors(folder, settings.config, device, pick_dtype(dtype, device))
+        tensors = load_tensors(folder, settings.config, device, pick_dtype(dtype, device), settings.quantization)
         model = settings.model_class.from_tensors(settings.config, tensors, fuse=True)
         name = str(path_or_id)
         return cls(model, codec, settings.defaults, name=name, driver=driver, context=context, z_top_k=z_top_k)

@@ -15,6 +15,10 @@ class ModelConfigError(CheckpointError):
     """A config.json or generation_config.json holds a value that the engine cannot honour."""
 
 
+class QuantizationError(ModelConfigError):
+    """A checkpoint is quantised in a way that the engine does not read, or cannot be quantised as asked."""
+
+
 class TokenizerError(CheckpointError):
     """The model folder has no tokenizer, or its chat template cannot be rendered."""
 

@@ -24,7 +24,7 @@ GROUP = 16
 _CODE_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_MAX, _E4M3_MAX = 6.0, 448.0
 # Each dialect's tensor names: packed codes, block scales, global scale, activation scale.
-_NAMES = {
+TENSOR_NAMES = {
     "compressed-tensors": ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
     "modelopt": ("weight", "weight_scale", "weight_scale_2", "input_scale"),
 }
@@ -94,7 +94,7 @@ class Nvfp4Tensor:
         stored = [self.packed, self.block_scale, self.global_scale.reshape(shape)]
         if self.input_scale is not None:
             stored.append(self.input_scale.reshape(shape))
-        return {f"{name}.{part}": tensor for part, tensor in zip(_NAMES[self.dialect], stored, strict=False)}
+        return {f"{name}.{part}": tensor for part, tensor in zip(TENSOR_NAMES[self.dialect], stored, strict=False)}
 
 
 def quantize(weight_NK: Tensor, dialect: Dialect, *, amax: Tensor | None = None) -> Nvfp4Tensor:
@@ -106,8 +106,8 @@ def quantize(weight_NK: Tensor, dialect: Dialect, *, amax: Tensor | None = None)
     A matrix whose magnitudes are all zero or subnormal gets the global scale 1.
     Raises ShapeError for another rank, dtype or number of columns, DataError for infinite or NaN weights.
     """
-    if dialect not in _NAMES:
-        raise ConfigError(f"dialect is {dialect!r}; it must be one of {sorted(_NAMES)}")
+    if dialect not in TENSOR_NAMES:
+        raise ConfigError(f"dialect is {dialect!r}; it must be one of {sorted(TENSOR_NAMES)}")
     if weight_NK.dim() != 2 or weight_NK.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ShapeError(
             f"the weight is {weight_NK.dtype} {list(weight_NK.shape)}; it must be float32, bfloat16 or float16 [N, K]"
@@ -166,11 +166,11 @@ def from_checkpoint(name: str, tensors: Mapping[str, Tensor], *, columns: int | 
     Raises DataError where tensors are missing, ShapeError where shapes or dtypes do not fit together.
     """
     dialect: Dialect = "compressed-tensors" if f"{name}.weight_packed" in tensors else "modelopt"
-    names = [f"{name}.{part}" for part in _NAMES[dialect]]
+    names = [f"{name}.{part}" for part in TENSOR_NAMES[dialect]]
     if missing := [n for n in names[:3] if n not in tensors]:
         raise DataError(
             f"{', '.join(missing)} not found; an NVFP4 module holds "
-            + " or ".join(", ".join(parts[:3]) for parts in _NAMES.values())
+            + " or ".join(", ".join(parts[:3]) for parts in TENSOR_NAMES.values())
         )
     packed, block_scale, global_scale = (tensors[n] for n in names[:3])
     if packed.dim() != 2 or packed.dtype != torch.uint8 or packed.shape[1] % (GROUP // 2):

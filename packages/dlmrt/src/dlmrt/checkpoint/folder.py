@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dlmrt.checkpoint.quantization import MODELOPT_FILE, Quantization, parse_quantization
 from dlmrt.decoding import DecoderSettings, settings_from_json
 from dlmrt.errors import CheckpointError, ModelConfigError
 from dlmrt.models import MODELS
@@ -27,11 +28,12 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Parsed settings of a checkpoint."""
+    """Parsed settings of a checkpoint. quantization: how its files hold the projections; None as they are."""
 
     model_class: type[BlockModel]
     config: ModelConfig
     defaults: Defaults
+    quantization: Quantization | None = None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -48,9 +50,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_folder(folder: Path) -> ModelFolder:
-    """Settings of a checkpoint folder; generation_config.json may be missing. Raises CheckpointError."""
-    generation = folder / "generation_config.json"
-    return parse_settings(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else {})
+    """Settings of a checkpoint folder; all files but config.json may be missing. Raises CheckpointError."""
+    config = read_json(folder / "config.json")
+    generation, modelopt = (_read_optional(folder / name) for name in ("generation_config.json", MODELOPT_FILE))
+    return replace(parse_settings(config, generation), quantization=parse_quantization(config, modelopt))
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
 
 
 def parse_settings(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelFolder:

@@ -46,14 +46,18 @@ def footprint(
     spec = config.spec
     weights = 0.0
     for name, shape in config.tensor_shapes().items():
-        projection = _PROJECTION.search(name) is not None
         matrices = prod(shape[:-2])
-        size = _nvfp4_bytes(shape, matrices) if nvfp4 and projection else prod(shape) * dtype.itemsize
+        size = _nvfp4_bytes(shape, matrices) if nvfp4 and is_projection(name) else prod(shape) * dtype.itemsize
         weights += size * _share(config, name, shape, ranks)
     positions = cache_capacity(spec, 1, context - 1)
     per_position = sum(-(-heads // ranks) * width for heads, width in spec.kv_layers)
     cache = 2 * positions * per_position * dtype.itemsize
     return Footprint(ranks=ranks, nvfp4=nvfp4, weight_bytes=round(weights), kv_cache_bytes=cache)
+
+
+def is_projection(name: str) -> bool:
+    """Whether a tensor holds attention, MLP or expert projections of a layer: what NVFP4 checkpoints quantise."""
+    return _PROJECTION.search(name) is not None
 
 
 def _nvfp4_bytes(shape: tuple[int, ...], matrices: int) -> float:
@@ -71,4 +75,4 @@ def _share(config: ModelConfig, name: str, shape: tuple[int, ...], ranks: int) -
     if _FUSED_QKV.search(name):
         kv_rows = 2 * kv_heads * width / shape[0]
         return (1 - kv_rows) / ranks + kv_rows / min(ranks, kv_heads)
-    return 1 / ranks if _PROJECTION.search(name) else 1.0
+    return 1 / ranks if is_projection(name) else 1.0

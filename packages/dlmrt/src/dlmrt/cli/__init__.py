@@ -13,6 +13,7 @@ from dlmrt.cli.bench import bench  # noqa: E402
 from dlmrt.cli.chat import chat  # noqa: E402
 from dlmrt.cli.generate import generate  # noqa: E402
 from dlmrt.cli.info import info  # noqa: E402
+from dlmrt.cli.quantize import quantize  # noqa: E402
 
 app = typer.Typer(
     name="dlmrt",
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, info, bench):
+for command in (generate, chat, info, bench, quantize):
     app.command()(command)
 
 

@@ -23,6 +23,7 @@ from dlmrt.request import Request, check_request, draft_of, prompt_ids
 from dlmrt.result import BlockCommitted, Event, Finished, GenerationResult, Timings
 from dlmrt.rollout import rollout
 from dlmrt.text import Message, TextCodec
+from orl_core.capture import CaptureMode
 from orl_core.decoders import Decoder
 from orl_core.trajectory import Trajectory
 
@@ -38,6 +39,7 @@ class Engine:
     context   prompt and answer tokens for which the cache is reserved now, and above which requests are refused; None
               reserves each request's own worst case when it begins, up to the model's context
     z_top_k   None: exact residual context; a number: from that many of the most probable tokens
+    capture_mode  how `rollout` copies captured states: "async" (at first), in a worker thread, or "sync"
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Engine:
             raise RequestError(f"z_top_k is {z_top_k}; it must be at least 1, or None for an exact residual context")
         self.model, self.codec, self.defaults, self.name = model, codec, defaults, name
         self.driver, self.z_top_k = make_driver(driver), z_top_k
+        self.capture_mode: CaptureMode = "async"
         self.context = context or model.spec.max_context
         self._cache: KVCache | None = None
         if context is not None:
@@ -239,7 +242,8 @@ class Engine:
         """Answers of many prompts at once, with every state on the way (see orl_core.protocols.RolloutEngine).
 
         prompts: int64 [P] each. Row i draws from seeds[i] and gives what it gives alone. capture: False keeps the
-        blocks' steps and tokens but no states. Raises RequestError.
+        blocks' steps and tokens but no states. Raises RequestError, or CaptureMemoryError before anything is generated
+        if the states do not fit into memory.
         """
         return rollout(
             self.model,
@@ -252,7 +256,7 @@ class Engine:
             stop_ids=self.defaults.stop_ids,
             residual=residual,
             z_top_k=self.z_top_k,
-            capture=capture,
+            capture=self.capture_mode if capture else None,
             name=self.name,
         )
 

@@ -10,6 +10,7 @@ from dlmrt.loop.decode import Decoding, cache_capacity
 from dlmrt.loop.host import HostDriver
 from dlmrt.models.base import BlockModel
 from dlmrt.request import check_prompt
+from orl_core.capture import CaptureMode
 from orl_core.decoders import Decoder
 from orl_core.trajectory import Trajectory
 
@@ -26,7 +27,7 @@ def rollout(
     stop_ids: Sequence[int],
     residual: bool,
     z_top_k: int | None,
-    capture: bool,
+    capture: CaptureMode | None,
     name: str,
 ) -> list[Trajectory]:
     """See `Engine.rollout`. context: most tokens of a prompt and its answer. name: of the model, for the metadata."""
@@ -40,7 +41,7 @@ def rollout(
             f"the decoder is of the {decoder.family} family and the model of the {model.spec.family} family"
         )
     capacity = max(cache_capacity(model.spec, len(ids), max_new_tokens) for ids in rows)
-    decoding = Decoding(
+    with Decoding(
         model,
         decoder,
         rows,
@@ -52,18 +53,18 @@ def rollout(
         residual=residual,
         z_top_k=z_top_k,
         capture=capture,
-    )
-    decoding.prefill()
-    while decoding.live:
-        for _ in decoding.denoise():
-            pass
-        decoding.finish_block()
-        decoding.commit()
+    ) as decoding:
+        decoding.prefill()
+        while decoding.live:
+            for _ in decoding.denoise():
+                pass
+            decoding.finish_block()
+            decoding.commit()
     return [
         Trajectory(
             prompt_ids=torch.tensor(row.prompt),
             response_ids=torch.tensor(row.tokens),
-            blocks=row.traces,
+            blocks=[trace() for trace in row.traces],
             finish_reason=row.finish_reason or "length",
             seed=row.seed,
             metadata={"model": name},

@@ -13,6 +13,10 @@ class ShapeError(OrlError, ValueError):
     """A tensor has another shape or dtype than the function documents."""
 
 
+class CaptureMemoryError(OrlError, MemoryError):
+    """The pages of a capture need more memory than there is or than is allowed."""
+
+
 class DataError(OrlError, ValueError):
     """Data lacks something that its format prescribes, or holds values that the format cannot represent."""
 

@@ -4,13 +4,16 @@ Simple and slow; it needs nothing but the model. dlmrt's engine gives the same t
 Shape legend: B live rows, C canvas, T context + canvas, V vocabulary, d width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from orl_core.capture import CaptureMode, PageShape, StateCapture, StatePages
 from orl_core.decoders import CanvasState, Decoder
 from orl_core.entropy import TokenStats, sample_gumbel, token_stats
 from orl_core.errors import ConfigError
@@ -26,7 +29,7 @@ class _Row:
     seed: int
     answer: list[int] = field(default_factory=list)
     context: list[int] = field(default_factory=list)
-    blocks: list[BlockTrace] = field(default_factory=list)
+    blocks: list[Callable[[], BlockTrace]] = field(default_factory=list)
     finish_reason: str | None = None
 
 
@@ -35,12 +38,24 @@ class ReferenceRollout:
 
     model: a trainable model with `denoise`, `embedding`, `family` and a `config` that has canvas_length, mask_token_id,
     vocab_size and max_position_embeddings. stop_ids: tokens after which an answer ends.
+    capture: "async" copies captured states in a worker thread, "sync" between the steps; the trajectories are the same.
+    capture_limit_mib: most memory that the pages of captured states may take, None for what is available.
     """
 
-    def __init__(self, model: Any, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        stop_ids: frozenset[int],
+        *,
+        capture: CaptureMode = "async",
+        capture_limit_mib: int | None = None,
+    ) -> None:
         self.model, self.stop_ids = model, stop_ids
         self.canvas_length: int = model.config.canvas_length
         self.suppressed: int | None = model.config.mask_token_id
+        self.capture_mode: CaptureMode = capture
+        self.capture_limit_mib = capture_limit_mib
+        self._pages: StatePages | None = None
 
     @torch.no_grad()
     def rollout(
@@ -54,22 +69,46 @@ class ReferenceRollout:
         capture: bool = True,
     ) -> list[Trajectory]:
         """One trajectory per prompt (int64 [P] each). Raises ConfigError for a prompt longer than the context or a
-        decoder of the other family."""
+        decoder of the other family, CaptureMemoryError if the pages of the states do not fit into memory."""
         check_rollout(self.model, prompts, decoder, max_new_tokens, seeds)
         rows = [_Row(prompt, seed, context=prompt.tolist()) for prompt, seed in zip(prompts, seeds, strict=True)]
         block = 0
-        while live := [row for row in rows if row.finish_reason is None]:
-            self._denoise_block(live, decoder, block, residual, capture)
-            for row in live:
-                self._take_answer(row, max_new_tokens)
-            block += 1
+        capturing = StateCapture(self._room(len(rows), decoder), self.capture_mode) if capture and rows else None
+        with capturing or nullcontext():
+            while live := [row for row in rows if row.finish_reason is None]:
+                tokens_BC = self._denoise_block(live, decoder, block, residual, capturing)
+                for row, tokens in zip(live, tokens_BC.tolist(), strict=True):
+                    self._take_answer(row, tokens, max_new_tokens)
+                block += 1
         return [
-            Trajectory(row.prompt.cpu(), torch.tensor(row.answer), row.blocks, row.finish_reason or "length", row.seed)
+            Trajectory(
+                row.prompt.cpu(),
+                torch.tensor(row.answer),
+                [trace() for trace in row.blocks],
+                row.finish_reason or "length",
+                row.seed,
+            )
             for row in rows
         ]
 
-    def _take_answer(self, row: _Row, max_new_tokens: int) -> None:
-        for token in row.blocks[-1].tokens.tolist():
+    def _room(self, rows: int, decoder: Decoder) -> StatePages:
+        """Pages for the states of a block; those of the call before if they are large enough."""
+        embedding = self.model.embedding
+        shape = PageShape(
+            rows=rows,
+            steps=decoder.max_steps,
+            canvas=self.canvas_length,
+            width=embedding.shape[1],
+            dtype=embedding.dtype,
+        )
+        if self._pages is None or not self._pages.shape.holds(shape):
+            self._pages = None  # freed before the larger ones are asked for
+            pinned = embedding.device.type == "cuda"
+            self._pages = StatePages(shape, limit_mib=self.capture_limit_mib, pinned=pinned)
+        return self._pages
+
+    def _take_answer(self, row: _Row, tokens: list[int], max_new_tokens: int) -> None:
+        for token in tokens:
             row.answer.append(token)
             row.context.append(token)
             if token in self.stop_ids:
@@ -79,7 +118,10 @@ class ReferenceRollout:
                 row.finish_reason = "length"
                 return
 
-    def _denoise_block(self, rows: list[_Row], decoder: Decoder, block: int, residual: bool, capture: bool) -> None:
+    def _denoise_block(
+        self, rows: list[_Row], decoder: Decoder, block: int, residual: bool, capturing: StateCapture | None
+    ) -> Tensor:
+        """Denoises the next block of every row and appends its traces; the block's tokens, int64 [B, C]."""
         device, canvas = self.model.embedding.device, self.canvas_length
         context_BT, visibility = _context(rows, canvas, device)
         mask = visibility.dense_mask()
@@ -89,8 +131,7 @@ class ReferenceRollout:
         everywhere_BC = torch.ones(len(rows), canvas, dtype=torch.bool, device=device)
         state = decoder.init(torch.zeros_like(everywhere_BC, dtype=torch.int64), everywhere_BC, draws, block_B)
         z_BCd = self.model.embedding.new_zeros(len(rows), canvas, self.model.embedding.shape[1])
-        records: list[tuple[Tensor, ...]] = []
-        for _ in range(decoder.max_steps):
+        for step in range(decoder.max_steps):
             consumed = (state.canvas, z_BCd, state.unresolved)
             receives_BC = residual_receivers(decoder.family, state.unresolved, state.step > 0) & residual
             logits_BCV = self._logits(context_BT, visibility.position, mask, state, z_BCd, receives_BC)
@@ -98,13 +139,16 @@ class ReferenceRollout:
             stats = self._stats(logits_BCV, decoder, draws, block_B, state)
             state = decoder.step(stats, state, draws, block_B)
             z_BCd = expected_embedding(torch.softmax(logits_BCV, -1), self.model.embedding)
-            records.append((*consumed, stats.entropy, stats.top_prob) if capture else ())
+            if capturing is not None:
+                capturing.record(step, *consumed, stats.entropy, stats.top_prob)
             if bool(state.done.all()):
                 break
         tokens_BC = decoder.result(state)
         for index, row in enumerate(rows):
-            steps = int(state.step[index])
-            row.blocks.append(self._trace(records[:steps], index, steps, tokens_BC[index], block, len(row.context)))
+            row.blocks.append(
+                _trace(capturing, index, int(state.step[index]), tokens_BC[index], block, len(row.context))
+            )
+        return tokens_BC
 
     def _logits(
         self,
@@ -134,13 +178,13 @@ class ReferenceRollout:
         uniform = draws.uniform(Stream.CANDIDATE, block_B, state.step, length, vocab_size)
         return token_stats(logits_BCV, sample_gumbel(logits_BCV, uniform))
 
-    def _trace(
-        self, records: list[tuple[Tensor, ...]], row: int, steps: int, tokens: Tensor, block: int, start: int
-    ) -> BlockTrace:
-        if records and records[0]:
-            columns = [torch.stack([record[i][row] for record in records]).cpu() for i in range(5)]
-            return BlockTrace(*columns, tokens=tokens.cpu(), block=block, start=start)
-        return BlockTrace.uncaptured(steps, tokens.cpu(), block, start)
+
+def _trace(
+    capturing: StateCapture | None, row: int, steps: int, tokens: Tensor, block: int, start: int
+) -> Callable[[], BlockTrace]:
+    if capturing is not None:
+        return capturing.trace(row, steps, len(tokens), tokens, block, start)
+    return partial(BlockTrace.uncaptured, steps, tokens.cpu(), block, start)
 
 
 def _context(rows: list[_Row], canvas: int, device: torch.device) -> tuple[Tensor, Visibility]:

@@ -1,44 +1,34 @@
-"""Recording every denoising step of a block into preallocated buffers.
+"""Recording every denoising step of a block: snapshots of the loop's static buffers, handed to orl-core's capture.
 
-Shape legend: S steps, B rows, C canvas, d width.
+Shape legend: B rows, C canvas, d width.
 """
 
-import torch
 from torch import Tensor
 
 from dlmrt.loop.step import Denoising
-from orl_core.trajectory import BlockTrace
-
-_FIRST_PAGE = 8
+from orl_core.capture import CaptureMode, PageShape, StateCapture, StatePages
 
 
-class Capture:
-    """Buffers [S, B, ...] of what each step consumed and predicted; reused from block to block, doubled when full."""
+class Capture(StateCapture):
+    """What each step of a Denoising consumed and predicted; a context manager. The pages are allocated once.
 
-    def __init__(self, denoising: Denoising) -> None:
-        state = denoising.state
+    The next step overwrites the buffers, so they are copied on their own device; everything else is the worker's.
+    Raises CaptureMemoryError if the pages do not fit into memory.
+    """
+
+    def __init__(self, denoising: Denoising, mode: CaptureMode = "async") -> None:
+        z, steps = denoising.z, denoising.decoder.max_steps
+        shape = PageShape(rows=z.shape[0], steps=steps, canvas=z.shape[1], width=z.shape[2], dtype=z.dtype)
+        super().__init__(StatePages(shape, pinned=z.is_cuda), mode)
         self.denoising = denoising
-        self._buffers = [
-            torch.empty((_FIRST_PAGE, *like.shape), dtype=like.dtype, device=like.device)
-            for like in (state.canvas, denoising.z, state.unresolved, denoising.entropy, denoising.top_prob)
-        ]
+        self._consumed: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def before(self, step: int) -> None:
-        """Records what step number `step` is about to consume."""
-        if step == len(self._buffers[0]):
-            self._buffers = [torch.cat([buffer, torch.empty_like(buffer)]) for buffer in self._buffers]
-        canvas, z, unresolved, _, _ = self._buffers
-        canvas[step].copy_(self.denoising.state.canvas)
-        z[step].copy_(self.denoising.z)
-        unresolved[step].copy_(self.denoising.state.unresolved)
+    def before(self) -> None:
+        """Takes what the coming step is about to consume."""
+        state = self.denoising.state
+        self._consumed = (state.canvas.clone(), self.denoising.z.clone(), state.unresolved.clone())
 
     def after(self, step: int) -> None:
-        """Records what step number `step` predicted."""
-        _, _, _, entropy, top_prob = self._buffers
-        entropy[step].copy_(self.denoising.entropy)
-        top_prob[step].copy_(self.denoising.top_prob)
-
-    def trace(self, row: int, steps: int, width: int, tokens: Tensor, block: int, start: int) -> BlockTrace:
-        """A copy of the first `steps` steps and `width` positions of one row."""
-        canvas, z, unresolved, entropy, top_prob = (buffer[:steps, row, :width].clone() for buffer in self._buffers)
-        return BlockTrace(canvas, z, unresolved, entropy, top_prob, tokens[:width].clone(), block, start)
+        """Records step number `step` (0-based), which has just predicted."""
+        assert self._consumed is not None, "before() comes before after()"
+        self.record(step, *self._consumed, self.denoising.entropy.clone(), self.denoising.top_prob.clone())

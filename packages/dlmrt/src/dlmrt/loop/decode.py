@@ -4,9 +4,10 @@ Rows may have prompts of different lengths and end at different blocks; each dec
 Shape legend: B live rows, C canvas.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, Self
 
 import torch
 
@@ -15,6 +16,7 @@ from dlmrt.loop.capture import Capture
 from dlmrt.loop.host import HostDriver
 from dlmrt.loop.step import Denoising
 from dlmrt.models.base import BlockModel, BlockSpec
+from orl_core.capture import CaptureMode
 from orl_core.decoders import Decoder
 from orl_core.trajectory import BlockTrace
 
@@ -28,6 +30,7 @@ class Row:
     tokens  answer tokens, up to and including the end token
     steps   denoising steps of each finished block
     last_block  tokens of the block that finished last, as they will be committed
+    traces  gives the trace of each finished block, waiting for its copy
     """
 
     prompt: list[int]
@@ -38,7 +41,7 @@ class Row:
     steps: list[int] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] | None = None
     last_block: list[int] = field(default_factory=list)
-    traces: list[BlockTrace] = field(default_factory=list)
+    traces: list[Callable[[], BlockTrace]] = field(default_factory=list)
 
 
 def first_start(spec: BlockSpec, prompt_length: int) -> int:
@@ -60,6 +63,8 @@ class Decoding:
     until `live` is empty.
 
     stop_ids: tokens after which an answer ends. cache: at least `cache_capacity` positions for every row.
+    capture: keeps every state, copied "async" by a worker or "sync" between the steps; None keeps none. With it, the
+    decoding is a context manager; it must be left before the traces are read.
     """
 
     def __init__(
@@ -75,23 +80,31 @@ class Decoding:
         stop_ids: frozenset[int] = frozenset(),
         residual: bool = True,
         z_top_k: int | None = None,
-        capture: bool = False,
+        capture: CaptureMode | None = None,
     ) -> None:
         self.model, self.spec, self.decoder, self.cache, self.driver = model, model.spec, decoder, cache, driver
         self.max_new_tokens, self.stop_ids = max_new_tokens, stop_ids
         self._options = {"residual": residual, "z_top_k": z_top_k}
-        self._capture_wanted = capture
         starts = [first_start(self.spec, len(prompt)) for prompt in prompts]
         self.rows = [
             Row(list(prompt), seed, start, list(prompt[start:]))
             for prompt, seed, start in zip(prompts, seeds, starts, strict=True)
         ]
         self.live = list(self.rows)
-        self._new_buffers()
+        self.denoising = Denoising(self.model, self.decoder, len(self.live), **self._options)
+        self._capture = Capture(self.denoising, capture) if capture is not None else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._capture is not None:
+            self._capture.__exit__(*error)
 
     def _new_buffers(self) -> None:
         self.denoising = Denoising(self.model, self.decoder, len(self.live), **self._options)
-        self._capture = Capture(self.denoising) if self._capture_wanted else None
+        if self._capture is not None:
+            self._capture.denoising = self.denoising
 
     def _ids(self, rows: Sequence[Sequence[int]], length: int) -> torch.Tensor:
         """int64 [B, length], padded on the right; what lies there is never seen and is overwritten later."""
@@ -133,7 +146,8 @@ class Decoding:
 
     def finish_block(self) -> None:
         """Takes the block's tokens into the answers, and ends those that hold an end token or are long enough."""
-        result_BC, steps = self.denoising.result(), self.denoising.state.step.tolist()
+        result_BC = self.denoising.result().clone()  # it may be the canvas itself, which the next block overwrites
+        steps = self.denoising.state.step.tolist()
         tokens = result_BC.tolist()
         for index, row in enumerate(self.live):
             width = min(self.spec.canvas_length, self.spec.max_context - row.start)
@@ -142,7 +156,8 @@ class Decoding:
             if self._capture is not None:
                 row.traces.append(self._capture.trace(index, steps[index], width, result_BC[index], *place))
             else:
-                row.traces.append(BlockTrace.uncaptured(steps[index], result_BC[index, :width].clone(), *place))
+                answer = result_BC[index, :width].cpu()
+                row.traces.append(partial(BlockTrace.uncaptured, steps[index], answer, *place))
             row.steps.append(steps[index])
             for token in row.last_block[len(row.tail) : width]:
                 row.tokens.append(token)

@@ -20,7 +20,7 @@ class HostDriver:
         """
         for step in range(denoising.decoder.max_steps):
             if capture is not None:
-                capture.before(step)
+                capture.before()
             denoising.step()
             if capture is not None:
                 capture.after(step)

@@ -19,8 +19,9 @@ def shown(events):
     return "".join(event.text for event in events if isinstance(event, BlockCommitted | Finished))
 
 
-@pytest.mark.parametrize("text", ["", "a", "seven77", "eight888", "nine99999", "twenty-four characters!!"])
-def test_answer_ends_at_the_end_token_wherever_it_falls_in_a_canvas(scripted_engine, codec, text):
+@pytest.mark.parametrize("length", range(18))
+def test_answer_ends_at_the_end_token_wherever_it_falls_in_a_canvas(scripted_engine, codec, length):
+    text = "every place of it."[:length]
     result = scripted_engine(text).generate("?")
     assert result.text == text
     assert result.token_ids == [*codec.encode(text), EOS]
@@ -94,6 +95,26 @@ def test_stream_never_shows_half_a_character(scripted_engine):
     assert not any("\ufffd" in piece for piece in pieces)
     assert "".join(pieces) == events[-1].result.text == text
     assert len(events) > 4
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_a_character_that_blocks_divide_is_shown_whole_wherever_it_begins(scripted_engine, offset):
+    text = "x" * offset + "🙂é👩‍🚀日"  # four, two, four, three, four and three bytes
+    events = list(scripted_engine(text).stream("?"))
+    shown_so_far = ""
+    for event in events:
+        shown_so_far += event.text
+        assert text.startswith(shown_so_far)
+    assert shown_so_far == events[-1].result.text == text
+
+
+def test_every_end_token_of_generation_config_ends_an_answer(tiny_engine):
+    free = tiny_engine(generation=UNIFORM).generate("hello", GenerationParams(max_new_tokens=20)).token_ids
+    for place in (3, 10):
+        engine = tiny_engine(generation=UNIFORM | {"eos_token_id": [EOS, free[place]]})
+        result = engine.generate("hello", GenerationParams(max_new_tokens=20))
+        assert result.token_ids == free[: free.index(free[place]) + 1]
+        assert result.finish_reason == "stop"
 
 
 def test_answer_cut_inside_a_character_leaves_it_out(scripted_engine):

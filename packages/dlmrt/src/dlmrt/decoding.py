@@ -7,13 +7,15 @@ from typing import Any
 from dlmrt.errors import ModelConfigError, RequestError
 from dlmrt.models.base import BlockSpec
 from dlmrt.params import GenerationParams
-from orl_core.decoders import Decoder, DraftEdit, EntropyBound, Threshold
+from dlmrt.truncation import Truncation
+from orl_core.decoders import Decoder, DraftEdit, EntropyBound, InsertDelete, Threshold
 from orl_core.errors import OrlError
 
-DECODERS: dict[str, type[EntropyBound] | type[Threshold] | type[DraftEdit]] = {
+DECODERS: dict[str, type[EntropyBound] | type[Threshold] | type[DraftEdit] | type[InsertDelete]] = {
     "entropy_bound": EntropyBound,
     "threshold": Threshold,
     "draft_edit": DraftEdit,
+    "insert_delete": InsertDelete,
 }
 _FROM_MODEL = {"vocab_size", "mask_id", "canvas_length"}
 
@@ -68,9 +70,11 @@ def build_decoder(spec: BlockSpec, default: DecoderSettings, params: GenerationP
         raise RequestError(
             f"decoder {name} has no setting {', '.join(foreign)}; it has {', '.join(sorted(option_names(name)))}"
         )
-    options = {**(default.options if name == default.name else {}), **requested}
+    options: dict[str, Any] = {**(default.options if name == default.name else {}), **requested}
     if params.temperature is not None:
         options |= _temperature_options(name, params.temperature, requested)
+    if params.edit_blocks and name != "draft_edit":
+        raise RequestError(f"decoder {name} has no edit_blocks; only draft_edit can revise finished blocks")
     family = "uniform" if name == "entropy_bound" else "masked"
     if family != spec.family:
         fitting = [other for other in DECODERS if (other == "entropy_bound") == (spec.family == "uniform")]
@@ -81,11 +85,40 @@ def build_decoder(spec: BlockSpec, default: DecoderSettings, params: GenerationP
     if name == "entropy_bound":
         options["vocab_size"] = spec.vocab_size
     else:
-        options |= {"mask_id": spec.mask_token_id, "canvas_length": spec.canvas_length}
+        length = spec.canvas_length * (1 + params.edit_blocks)
+        options |= {"mask_id": spec.mask_token_id, "canvas_length": length}
+    if name == "insert_delete":
+        options = _control_tokens(spec, options) | options
     try:
         return DECODERS[name](**options)
     except OrlError as error:
         raise RequestError(str(error)) from error
+
+
+def build_truncation(decoder: Decoder, params: GenerationParams) -> Truncation | None:
+    """Raises RequestError if top_k or top_p is asked of a decoder that does not sample."""
+    asked = [name for name in ("top_k", "top_p") if getattr(params, name) is not None]
+    if not asked:
+        return None
+    if decoder.greedy:
+        raise RequestError(
+            f"{' and '.join(asked)} choose what is sampled, and this request is greedy; set a temperature above 0"
+        )
+    return Truncation(params.top_k, params.top_p)
+
+
+def _control_tokens(spec: BlockSpec, options: Mapping[str, Any]) -> dict[str, int]:
+    declared = {"delete_id": spec.delete_token_id, "insert_id": spec.insert_token_id}
+    tokens = {name: token for name, value in declared.items() if (token := options.get(name, value)) is not None}
+    if len(tokens) < len(declared):
+        raise RequestError(
+            "decoder insert_delete needs two control tokens that this checkpoint does not declare: delete_token_id and "
+            "insert_token_id in config.json, or delete_id and insert_id beside decoder.name in generation_config.json"
+        )
+    for name, token in tokens.items():
+        if not 0 <= token < spec.vocab_size:
+            raise RequestError(f"the checkpoint declares {name} = {token}; token ids lie in [0, {spec.vocab_size - 1}]")
+    return tokens
 
 
 def _temperature_options(name: str, temperature: float, requested: Mapping[str, Any]) -> dict[str, Any]:

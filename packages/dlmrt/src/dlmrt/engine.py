@@ -1,27 +1,26 @@
 """The engine: one model, one request at a time, the least time to its last token."""
 
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
 
-from dlmrt.answer import AnswerText
 from dlmrt.cache import KVCache
 from dlmrt.checkpoint.folder import Defaults, ModelFolder, parse_settings, read_folder
 from dlmrt.checkpoint.hub import resolve
 from dlmrt.checkpoint.weights import check_tensors, load_tensors
 from dlmrt.devices import pick_device, pick_dtype
 from dlmrt.errors import CheckpointError, NumericsError, RequestError
-from dlmrt.loop.decode import Decoding, cache_capacity
+from dlmrt.loop.decode import cache_capacity
 from dlmrt.loop.drivers import make_driver
 from dlmrt.models.base import BlockModel
 from dlmrt.params import GenerationParams
 from dlmrt.request import Request, check_request, draft_of, prompt_ids
-from dlmrt.result import BlockCommitted, Event, Finished, GenerationResult, Timings
+from dlmrt.result import Event, Finished, GenerationResult
 from dlmrt.rollout import rollout
+from dlmrt.run import Run
 from dlmrt.text import Message, TextCodec
 from orl_core.capture import CaptureMode
 from orl_core.decoders import Decoder
@@ -172,42 +171,49 @@ class Engine:
         Raises RequestError at once, before any work; NumericsError if the model's logits are not finite.
         """
         request = self.prepare(params, prompt=prompt, messages=messages, ids=ids)
+        if request.params.n > 1:
+            raise RequestError(f"n is {request.params.n} and this gives one answer; generate_all gives n")
         return self._run(request, _cancel_function(cancel), drafts)
 
+    def generate_all(
+        self,
+        prompt: str | None = None,
+        params: GenerationParams | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        ids: Sequence[int] | None = None,
+        cancel: Cancel | None = None,
+    ) -> list[GenerationResult]:
+        """`params.n` answers to one prompt, decoded as a batch: those of the seeds seed, seed + 1, .., each with the
+        tokens that `generate` gives with that seed, up to the rounding of a product with other rows.
+
+        Arguments and errors as in `stream`. The timings of every result are those of the batch.
+        """
+        request, cancelled = self.prepare(params, prompt=prompt, messages=messages, ids=ids), _cancel_function(cancel)
+        run = self._start(request, self._new_cache(request.params.n, self._capacity(request)))
+        decoding = run.decoding
+        while decoding.live and not cancelled():
+            for _ in decoding.denoise():
+                if cancelled():
+                    break
+            else:
+                run.finish_block()
+                decoding.commit()
+        return [result for result, _ in run.results()]
+
     def _run(self, request: Request, cancelled: Callable[[], bool], drafts: bool) -> Generator[Event, None, None]:
-        began = time.perf_counter()
-        params, answer = request.params, AnswerText(self.codec, request.params.stop)
-        cache = self._take_cache(cache_capacity(self.model.spec, len(request.ids), request.max_new_tokens))
-        decoding = Decoding(
-            self.model,
-            request.decoder,
-            [request.ids],
-            [params.seed],
-            cache,
-            self.driver,
-            max_new_tokens=request.max_new_tokens,
-            stop_ids=request.stop_ids,
-            residual=params.residual,
-            z_top_k=self.z_top_k,
-        )
-        row = decoding.rows[0]
+        cache = self._take_cache(self._capacity(request))
         try:
-            decoding.prefill()
-            prefilled = time.perf_counter()
-            while row.finish_reason is None and not cancelled():
+            run = self._start(request, cache)
+            decoding = run.decoding
+            while decoding.live and not cancelled():
                 for step in decoding.denoise():
                     if drafts:
                         yield draft_of(decoding, step, self.codec)
                     if cancelled():
                         break
                 else:
-                    known = len(row.tokens)
-                    decoding.finish_block()
-                    text = answer.update(row.tokens)
-                    if answer.stopped_after is not None:
-                        del row.tokens[answer.stopped_after :]
-                        row.finish_reason = "stop"
-                    yield BlockCommitted(len(row.steps) - 1, row.steps[-1], row.tokens[known:], text)
+                    yield from run.finish_block()
                     decoding.commit()
         except NumericsError:
             cache = None  # it may hold NaN, which would reach the next request even through a mask
@@ -215,19 +221,16 @@ class Engine:
         finally:
             if cache is not None and (self._cache is None or self._cache.capacity < cache.capacity):
                 self._cache = cache
-        rest = answer.update(row.tokens, final=True)
-        result = GenerationResult(
-            token_ids=row.tokens,
-            text=answer.text,
-            finish_reason=row.finish_reason or "cancelled",
-            prompt_tokens=len(request.ids),
-            blocks=row.steps,
-            timings=Timings(prefill=prefilled - began, decode=time.perf_counter() - prefilled),
-            seed=params.seed,
-            model=self.name,
-            z_missed_mass=decoding.denoising.missed.item(),
-        )
+        ((result, rest),) = run.results()
         yield Finished(result, rest)
+
+    def _start(self, request: Request, cache: KVCache) -> Run:
+        options = {"codec": self.codec, "z_top_k": self.z_top_k, "name": self.name}
+        return Run(self.model, request, cache, self.driver, **options)
+
+    def _capacity(self, request: Request) -> int:
+        edit_blocks = request.params.edit_blocks
+        return cache_capacity(self.model.spec, len(request.ids), request.max_new_tokens, edit_blocks)
 
     def rollout(
         self,
@@ -264,16 +267,17 @@ class Engine:
         """The kept cache if it is large enough, else a new one. Two requests never share one: a taken cache is kept
         nowhere until its request gives it back."""
         cache, self._cache = self._cache, None
-        if cache is None or cache.capacity < capacity:
-            needed = self.model.spec.kv_bytes(capacity, self.model.dtype)
-            try:
-                cache = self.model.new_cache(1, capacity)
-            except (RuntimeError, MemoryError) as error:
-                raise RequestError(
-                    f"the KV cache of this request takes {needed / 2**20:.0f} MiB, which are not free; "
-                    "shorten the prompt or max_new_tokens"
-                ) from error
-        return cache
+        return cache if cache is not None and cache.capacity >= capacity else self._new_cache(1, capacity)
+
+    def _new_cache(self, rows: int, capacity: int) -> KVCache:
+        try:
+            return self.model.new_cache(rows, capacity)
+        except (RuntimeError, MemoryError) as error:
+            needed = rows * self.model.spec.kv_bytes(capacity, self.model.dtype)
+            raise RequestError(
+                f"the KV cache of this request takes {needed / 2**20:.0f} MiB, which are not free; "
+                "shorten the prompt or max_new_tokens"
+            ) from error
 
 
 def _shared_model(settings: ModelFolder, state_dict: Mapping[str, Tensor]) -> BlockModel:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from dlmrt.checkpoint.folder import Defaults
-from dlmrt.decoding import build_decoder
+from dlmrt.decoding import build_decoder, build_truncation
 from dlmrt.errors import RequestError
 from dlmrt.loop.decode import Decoding
 from dlmrt.models.base import BlockSpec
 from dlmrt.params import GenerationParams
 from dlmrt.result import Draft
 from dlmrt.text import Message, TextCodec
+from dlmrt.truncation import Truncation
 from orl_core.decoders import Decoder
 
 _MASKED = "░"
@@ -25,6 +26,7 @@ class Request:
     max_new_tokens: int
     stop_ids: frozenset[int]
     decoder: Decoder
+    truncation: Truncation | None
     params: GenerationParams
 
 
@@ -79,13 +81,14 @@ def check_request(
     if any(token >= spec.vocab_size for token in params.stop_token_ids):
         raise RequestError(f"stop_token_ids is {params.stop_token_ids}; the vocabulary ends at {spec.vocab_size - 1}")
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else defaults.stop_ids)
-    return Request(ids, wanted, stop_ids, build_decoder(spec, defaults.decoder, params), params)
+    decoder = build_decoder(spec, defaults.decoder, params)
+    return Request(ids, wanted, stop_ids, decoder, build_truncation(decoder, params), params)
 
 
 def draft_of(decoding: Decoding, step: int, codec: TextCodec | None) -> Draft:
     """The canvas of a batch of one row as it stands after `step` steps. Reads it from the device."""
     row, state = decoding.live[0], decoding.denoising.state
-    end = min(decoding.spec.canvas_length, decoding.spec.max_context - row.start)
+    end = decoding.width(row)
     ids = state.answer[0, len(row.tail) : end].tolist()
     unresolved = state.unresolved[0, len(row.tail) : end].tolist()
     stop = next((place for place, token in enumerate(ids) if token in decoding.stop_ids), len(ids) - 1)

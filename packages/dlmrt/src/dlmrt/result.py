@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "repetition", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,12 @@ class GenerationResult:
 
     token_ids      up to and including the end token, or the token that completed a stop string
     text           without special tokens and without the stop string
-    finish_reason  "stop" (end token or stop string), "length", "cancelled" (holds the blocks finished until then)
+    finish_reason  "stop" (end token or stop string), "length", "repetition" (GenerationParams.repetition_stop),
+                   "cancelled" (holds the blocks finished until then)
     prompt_tokens  tokens of the prompt after templating
     blocks         denoising steps of each block; an abandoned block of a cancelled request counts in none of these
     seed, model    what reproduces the tokens
+    logprobs       log-probability in nats of each token at the step that last wrote it; None unless asked for
     z_missed_mass  most probability mass that a top-k residual context left out at any position; 0 for an exact one
     """
 
@@ -35,6 +37,7 @@ class GenerationResult:
     timings: Timings
     seed: int
     model: str
+    logprobs: list[float] | None = None
     z_missed_mass: float = 0.0
 
     @property
@@ -83,12 +86,14 @@ class Draft:
 @dataclass(frozen=True, slots=True)
 class BlockCommitted:
     """A block is final. text: what it adds to the answer; text that may turn out to be part of a stop string, or half
-    a character, is held back until it is known."""
+    a character, is held back until it is known. With `edit_blocks` the tokens are those that can no longer be edited:
+    of an earlier block, of none, or of several at the answer's end. logprobs: of these tokens, if asked for."""
 
     block: int
     steps: int
     token_ids: list[int]
     text: str
+    logprobs: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

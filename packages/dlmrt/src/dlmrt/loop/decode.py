@@ -16,6 +16,7 @@ from dlmrt.loop.capture import Capture
 from dlmrt.loop.host import HostDriver
 from dlmrt.loop.step import Denoising
 from dlmrt.models.base import BlockModel, BlockSpec
+from dlmrt.truncation import Truncation
 from orl_core.capture import CaptureMode
 from orl_core.decoders import Decoder
 from orl_core.trajectory import BlockTrace
@@ -27,9 +28,11 @@ class Row:
 
     start   position of the current block's first token; the context is [0, start)
     tail    prompt tokens inside the first block (aligned layout)
-    tokens  answer tokens, up to and including the end token
+    tokens  answer tokens that can no longer change, up to and including the end token
+    probs   their probabilities at the steps that last wrote them, if they are kept
+    drafted, drafted_probs  the same of finished blocks that may still be edited
     steps   denoising steps of each finished block
-    last_block  tokens of the block that finished last, as they will be committed
+    last_block  tokens of the block that is to be committed; empty if none is yet
     traces  gives the trace of each finished block, waiting for its copy
     """
 
@@ -39,8 +42,11 @@ class Row:
     tail: list[int]
     tokens: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "repetition"] | None = None
     last_block: list[int] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    drafted_probs: list[float] = field(default_factory=list)
     traces: list[Callable[[], BlockTrace]] = field(default_factory=list)
 
 
@@ -51,11 +57,17 @@ def first_start(spec: BlockSpec, prompt_length: int) -> int:
     return prompt_length // spec.canvas_length * spec.canvas_length
 
 
-def cache_capacity(spec: BlockSpec, prompt_length: int, max_new_tokens: int) -> int:
+def cache_capacity(spec: BlockSpec, prompt_length: int, max_new_tokens: int, edit_blocks: int = 0) -> int:
     """Cache positions of a request in the worst case: whole canvases up to its last token."""
     start = first_start(spec, prompt_length)
     blocks = -(-(prompt_length + max_new_tokens - start) // spec.canvas_length)
-    return start + blocks * spec.canvas_length
+    return start + max(blocks, 1 + edit_blocks) * spec.canvas_length
+
+
+def repeats(tokens: Sequence[int], length: int, longest: int) -> bool:
+    """Whether the last `length` tokens are one sequence of at most `longest` tokens, over and over."""
+    last = tokens[-length:]
+    return len(last) == length and any(last[period:] == last[:-period] for period in range(1, longest + 1))
 
 
 class Decoding:
@@ -65,6 +77,11 @@ class Decoding:
     stop_ids: tokens after which an answer ends. cache: at least `cache_capacity` positions for every row.
     capture: keeps every state, copied "async" by a worker or "sync" between the steps; None keeps none. With it, the
     decoding is a context manager; it must be left before the traces are read.
+    edit_blocks: finished blocks of the answer that stay in the canvas, bidirectional with the block being drafted,
+    where a decoder that edits may revise them. A block is committed, and its tokens are final, when it leaves the
+    canvas.
+    repetition_stop: ends an answer whose last so many canvases repeat a sequence of at most one. logprobs: keeps the
+    probabilities of the answer's tokens.
     """
 
     def __init__(
@@ -81,10 +98,16 @@ class Decoding:
         residual: bool = True,
         z_top_k: int | None = None,
         capture: CaptureMode | None = None,
+        truncation: Truncation | None = None,
+        edit_blocks: int = 0,
+        repetition_stop: int | None = None,
+        logprobs: bool = False,
     ) -> None:
         self.model, self.spec, self.decoder, self.cache, self.driver = model, model.spec, decoder, cache, driver
         self.max_new_tokens, self.stop_ids = max_new_tokens, stop_ids
-        self._options = {"residual": residual, "z_top_k": z_top_k}
+        self.edit_blocks, self.repetition_stop, self.logprobs = edit_blocks, repetition_stop, logprobs
+        self._options: dict[str, Any] = {"residual": residual, "z_top_k": z_top_k}
+        self._options |= {"truncation": truncation, "edit_blocks": edit_blocks}
         starts = [first_start(self.spec, len(prompt)) for prompt in prompts]
         self.rows = [
             Row(list(prompt), seed, start, list(prompt[start:]))
@@ -102,7 +125,9 @@ class Decoding:
             self._capture.__exit__(*error)
 
     def _new_buffers(self) -> None:
+        missed = self.denoising.missed
         self.denoising = Denoising(self.model, self.decoder, len(self.live), **self._options)
+        self.denoising.missed.copy_(missed)
         if self._capture is not None:
             self._capture.denoising = self.denoising
 
@@ -124,34 +149,49 @@ class Decoding:
             span = block_causal_span(starts, length, self.spec.canvas_length, self.model.device)
         self.model.encode(self._ids(tokens, length), span, self.cache)
 
+    def width(self, row: Row) -> int:
+        """Positions of the row's canvas that exist: whole blocks up to the one being drafted, within the context."""
+        canvas = self.spec.canvas_length
+        blocks = (len(row.tail) + len(row.drafted)) // canvas + 1
+        return min(blocks * canvas, self.spec.max_context - row.start)
+
     def denoise(self) -> Iterator[int]:
         """Denoises the next block of every live row, yielding the number of steps taken after each one."""
-        canvas = self.spec.canvas_length
+        canvas, device = self.denoising.length, self.model.device
         starts = [row.start for row in self.live]
         # Where the context ends inside the block, the canvas is as wide as ever but its last positions do not exist.
-        widths = [min(canvas, self.spec.max_context - start) for start in starts]
-        fixed_BC = self._ids([row.tail for row in self.live], canvas)
-        first = torch.tensor([len(row.tail) for row in self.live], device=self.model.device)[:, None]
-        past = torch.tensor(widths, device=self.model.device)[:, None]
-        position = torch.arange(canvas, device=self.model.device)
+        widths = [self.width(row) for row in self.live]
+        fixed_BC = self._ids([row.tail + row.drafted for row in self.live], canvas)
+        first = torch.tensor([len(row.tail) for row in self.live], device=device)[:, None]
+        past = torch.tensor(widths, device=device)[:, None]
+        position = torch.arange(canvas, device=device)
         self.denoising.begin(
-            canvas_span(starts, widths, canvas, self.model.device),
+            canvas_span(starts, widths, canvas, device),
             self.cache,
             fixed_BC,
             (position >= first) & (position < past),
             seeds=[row.seed for row in self.live],
             blocks=[len(row.steps) for row in self.live],
+            drafted=self._drafted(position >= first, position) if self.edit_blocks else None,
         )
         yield from self.driver.run(self.denoising, self._capture)
+
+    def _drafted(self, after_tail_BC: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        known = [len(row.tail) + len(row.drafted) for row in self.live]
+        drafted_BC = after_tail_BC & (position < torch.tensor(known, device=position.device)[:, None])
+        prob_BC = torch.ones(drafted_BC.shape)
+        for line, row in zip(prob_BC, self.live, strict=True):
+            line[len(row.tail) : len(row.tail) + len(row.drafted_probs)] = torch.tensor(row.drafted_probs)
+        return drafted_BC, prob_BC.to(position.device)
 
     def finish_block(self) -> None:
         """Takes the block's tokens into the answers, and ends those that hold an end token or are long enough."""
         result_BC = self.denoising.result().clone()  # it may be the canvas itself, which the next block overwrites
         steps = self.denoising.state.step.tolist()
         tokens = result_BC.tolist()
+        probs = self.denoising.state.answer_prob.tolist() if self.logprobs else [[]] * len(tokens)
         for index, row in enumerate(self.live):
-            width = min(self.spec.canvas_length, self.spec.max_context - row.start)
-            row.last_block = tokens[index]
+            width = self.width(row)
             place = (len(row.steps), row.start)
             if self._capture is not None:
                 row.traces.append(self._capture.trace(index, steps[index], width, result_BC[index], *place))
@@ -159,17 +199,32 @@ class Decoding:
                 answer = result_BC[index, :width].cpu()
                 row.traces.append(partial(BlockTrace.uncaptured, steps[index], answer, *place))
             row.steps.append(steps[index])
-            for token in row.last_block[len(row.tail) : width]:
-                row.tokens.append(token)
-                if token in self.stop_ids:
-                    row.finish_reason = "stop"
-                elif len(row.tokens) == self.max_new_tokens:
-                    row.finish_reason = "length"
-                if row.finish_reason:
-                    break
+            new, new_probs = tokens[index][len(row.tail) : width], probs[index][len(row.tail) : width]
+            final, row.finish_reason = self._ending(row, new)
+            row.last_block = []
+            if row.finish_reason is None and width == self.denoising.length:
+                final, row.last_block = (
+                    self.spec.canvas_length - len(row.tail),
+                    tokens[index][: self.spec.canvas_length],
+                )
+            row.tokens += new[:final]
+            row.probs += new_probs[:final]
+            row.drafted, row.drafted_probs = new[final:], new_probs[final:]
+
+    def _ending(self, row: Row, new: list[int]) -> tuple[int, Literal["stop", "length", "repetition"] | None]:
+        """How many of the canvas' tokens belong to an answer that ends in it, and why it ends; else (0, None)."""
+        for count, token in enumerate(new, 1):
+            if token in self.stop_ids:
+                return count, "stop"
+            if len(row.tokens) + count == self.max_new_tokens:
+                return count, "length"
+        canvas = self.spec.canvas_length
+        if self.repetition_stop and repeats(row.tokens + new, self.repetition_stop * canvas, canvas):
+            return len(new), "repetition"
+        return 0, None
 
     def commit(self) -> None:
-        """Drops the answers that have ended and writes the others' last block to the cache."""
+        """Drops the answers that have ended and writes the block that leaves the others' canvas to the cache."""
         kept = [index for index, row in enumerate(self.live) if row.finish_reason is None]
         if len(kept) < len(self.live):
             self.live = [self.live[index] for index in kept]
@@ -177,6 +232,8 @@ class Decoding:
                 return
             self.cache.keep_rows(torch.tensor(kept, device=self.model.device))
             self._new_buffers()
+        if not self.live[0].last_block:  # all rows are at the same block of their answers
+            return
         canvas = self.spec.canvas_length
         self._encode([row.start for row in self.live], [row.last_block for row in self.live], canvas)
         for row in self.live:

@@ -91,12 +91,13 @@ class Denoising:
         *,
         seeds: Sequence[int],
         blocks: Sequence[int],
-        drafted_BC: Tensor | None = None,
+        drafted: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Resets the buffers for the block that `span` describes.
 
         fixed_BC: int64 tokens of the positions that are not editable. blocks: index of each row's block in its answer.
-        drafted_BC: bool, editable positions that begin with their token of `fixed_BC` instead of noise; None: none.
+        drafted: (bool, float32) [B, C] each: editable positions that begin with their token of `fixed_BC` instead of
+        noise, and the probabilities of these tokens when they were written; None: no such position.
         """
         self.span, self.cache = span, cache
         self.seed.copy_(torch.tensor(seeds))
@@ -106,9 +107,11 @@ class Denoising:
         else:
             self.draws.rng.seed_B.copy_(self.seed)
         state = self.decoder.init(fixed_BC, editable_BC, self.draws, self.block)
-        if drafted_BC is not None:
+        if drafted is not None:
+            drafted_BC, prob_BC = drafted
             canvas_BC = torch.where(drafted_BC, fixed_BC, state.canvas)
-            state = replace(state, canvas=canvas_BC, answer=canvas_BC, unresolved=state.unresolved & ~drafted_BC)
+            unresolved_BC = state.unresolved & ~drafted_BC
+            state = replace(state, canvas=canvas_BC, answer=canvas_BC, answer_prob=prob_BC, unresolved=unresolved_BC)
         self._write(state)
         self.z.zero_()
         self.entropy.zero_()

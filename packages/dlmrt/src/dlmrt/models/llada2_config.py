@@ -1,4 +1,4 @@
-"""config.json of LLaDA2.0 and 2.1, and the tensors that their checkpoints hold."""
+"""config.json of LLaDA2.0 to 2.2, and the tensors that their checkpoints hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ _CANVAS, _MASK = 32, 156895
 class LLaDA2Config(ModelConfig):
     """The keys of config.json that the engine honours.
 
-    Published files name neither block nor mask token: `canvas_length` is then 32 and `mask_token_id` 156895.
+    Published files name neither block nor mask token: `canvas_length` is then 32 and `mask_token_id` 156895. LLaDA2.2's
+    control tokens have no default: without `delete_token_id` and `insert_token_id` there are none.
     """
 
     vocab_size: int
@@ -43,6 +44,8 @@ class LLaDA2Config(ModelConfig):
     canvas_length: int
     mask_token_id: int
     residual_intermediate_size: int
+    delete_token_id: int | None = None
+    insert_token_id: int | None = None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
@@ -84,6 +87,7 @@ class LLaDA2Config(ModelConfig):
             canvas_length=fields.integer("block_size" if "block_size" in raw else "canvas_length", default=_CANVAS),
             mask_token_id=fields.integer("mask_token_id", default=_MASK, low=0, high=vocab_size - 1),
             residual_intermediate_size=fields.integer("residual_intermediate_size", default=0, low=0),
+            **_control_tokens(fields, vocab_size),
         )
 
     @property
@@ -99,7 +103,13 @@ class LLaDA2Config(ModelConfig):
             commit="block_causal",
             has_residual=self.residual_intermediate_size > 0,
             kv_layers=((self.num_key_value_heads, self.head_dim),) * self.num_hidden_layers,
+            delete_token_id=self.delete_token_id,
+            insert_token_id=self.insert_token_id,
         )
+
+    def decoder_defaults(self, generation: Mapping[str, Any]) -> Mapping[str, Any]:
+        default = {"name": "threshold" if self.delete_token_id is None else "insert_delete"}
+        return generation.get("decoder") or default
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         d, m, D = self.hidden_size, self.moe_intermediate_size, self.head_dim
@@ -135,3 +145,10 @@ class LLaDA2Config(ModelConfig):
 
     def ignores(self, name: str) -> bool:
         return self.tie_word_embeddings and name == "lm_head.weight"
+
+
+def _control_tokens(fields: Fields, vocab_size: int) -> dict[str, int]:
+    names = ("delete_token_id", "insert_token_id")
+    if not any(fields.raw.get(name) is not None for name in names):
+        return {}
+    return {name: fields.integer(name, low=0, high=vocab_size - 1) for name in names}

@@ -69,6 +69,20 @@ def test_generate_options_reach_the_request(run, checkpoint):
     assert json.loads(run("generate", "hello", "--json", *flags, "--stop", stop).stdout)["text"] == expected.text[:2]
 
 
+def test_several_answers_are_those_of_their_seeds(run):
+    flags = ["--max-new-tokens", 9, "--temperature", 0.9, "--top-k", 30, "--top-p", 0.95, "--repetition-stop", 2]
+    raw = json.loads(run("generate", "hello", "--json", "--logprobs", "--n", 2, "--seed", 5, *flags).stdout)
+    assert raw.keys() == {"answers"}
+    for seed, answer in zip((5, 6), raw["answers"], strict=True):
+        one = json.loads(run("generate", "hello", "--json", "--logprobs", "--seed", seed, *flags).stdout)
+        for key in ("token_ids", "seed", "finish_reason", "text"):
+            assert answer[key] == one[key]
+        assert answer["logprobs"] == pytest.approx(one["logprobs"], abs=1e-3)
+    people = run("generate", "hello", "--n", 2, "--seed", 5, *flags).stdout
+    assert people.count("tokens per forward") == 2
+    assert all(answer["text"] in people for answer in raw["answers"])
+
+
 @pytest.mark.parametrize("flag", ["--stream", "--show-draft"])
 def test_generate_streams_the_same_text(run, flag):
     plain, streamed = run("generate", "hello"), run("generate", "hello", flag)
@@ -86,6 +100,9 @@ def test_generate_streams_the_same_text(run, flag):
         (["a", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["a", "--max-new-tokens", "95"], "context"),
         (["a", "--driver", "warp"], "warp"),
+        (["a", "--top-k", "5"], "top_k"),
+        (["a", "--n", "2", "--stream"], "generate_all"),
+        (["a", "--edit-blocks", "1"], "edit_blocks"),
     ],
 )
 def test_errors_are_one_line_on_standard_error(run, arguments, message):

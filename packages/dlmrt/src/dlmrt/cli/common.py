@@ -61,13 +61,21 @@ def load_engine(
 def _request_options(
     max_new_tokens: Annotated[int | None, typer.Option(help="Most tokens of the answer.")] = None,
     decoder: Annotated[
-        str | None, typer.Option(help="entropy_bound, threshold, draft_edit, draft_edit_quality or _speed.")
+        str | None,
+        typer.Option(
+            help="entropy_bound, threshold, draft_edit, draft_edit_quality, draft_edit_speed or insert_delete."
+        ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; above 0 tokens are sampled.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the K most probable tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the fewest tokens of that probability.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same tokens.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the answer; may be repeated.")] = None,
     residual: Annotated[bool, typer.Option(help="Hand each step's prediction on to the next one.")] = True,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode through end tokens.")] = False,
+    repetition_stop: Annotated[
+        int | None, typer.Option(help="End an answer that repeats itself over that many canvases.")
+    ] = None,
     thinking: Annotated[bool | None, typer.Option(help="Set enable_thinking in the chat template.")] = None,
     entropy_bound: Annotated[float | None, typer.Option(help="entropy_bound: nats accepted a step.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="entropy_bound: most steps of a block.")] = None,
@@ -78,6 +86,7 @@ def _request_options(
     threshold: Annotated[float | None, typer.Option(help="threshold, draft_edit: probability to commit.")] = None,
     steps: Annotated[int | None, typer.Option(help="threshold: steps that a block is divided over.")] = None,
     edit_threshold: Annotated[float | None, typer.Option(help="draft_edit: probability to rewrite.")] = None,
+    edit_blocks: Annotated[int, typer.Option(help="draft_edit: finished blocks that it may still edit.")] = 0,
     max_post_steps: Annotated[int | None, typer.Option(help="draft_edit: most steps that only edit.")] = None,
     min_transfer: Annotated[int | None, typer.Option(help="draft_edit: least positions filled a step.")] = None,
 ) -> None:

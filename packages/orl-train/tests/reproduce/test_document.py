@@ -3,8 +3,8 @@
 import pytest
 
 from orl_core.errors import ConfigError
-from orl_train.reproduce.arms import write_atomically
 from orl_train.reproduce.document import BEGIN, END, update_document
+from orl_train.reproduce.files import write_json
 
 REPORT = {
     "command": "orl-train reproduce study.toml",
@@ -19,7 +19,7 @@ REPORT = {
 
 def test_only_what_lies_between_the_marks_is_replaced(tmp_path):
     out, document = tmp_path / "out", tmp_path / "results.md"
-    write_atomically(out / "report.json", REPORT)
+    write_json(out / "report.json", REPORT)
     (out / "frontier.png").write_bytes(b"picture")
     document.write_text(f"# Title\n\n{BEGIN}\nearlier tables\n{END}\n\nEnd.\n")
     update_document(document, out)

@@ -5,13 +5,16 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from orl_core.errors import ConfigError
+from orl_train.cli import app
 from orl_train.errors import TrainError
 from orl_train.reproduce import load_study, reproduce
 from orl_train.reproduce import run as run_module
 from orl_train.reproduce import sweep as sweep_module
 from orl_train.reproduce.arms import held
+from orl_train.reproduce.document import BEGIN, END
 
 ABLATIONS = ["no-aec", "no-kl", "no-residual", "off-policy", "rsft", "pretrain"]
 JOBS = ["base", "orl-seed3", "orl-seed5", *(f"{name}-seed3" for name in ABLATIONS)]
@@ -218,3 +221,15 @@ def test_the_tables_name_every_arm_and_every_published_sign(whole):
     ]
     assert len(widths) == 6
     assert all(len(width) == 1 for width in widths)
+
+
+def test_the_command_prints_the_report_and_fills_the_document(study_file, tmp_path):
+    document = tmp_path / "results.md"
+    document.write_text(f"{BEGIN}\n{END}\n")
+    words = ["reproduce", study_file, "--out", tmp_path / "out", "--family", "masked", "--arm", "base"]
+    result = CliRunner().invoke(app, [str(word) for word in [*words, "--docs", document]])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"report: {tmp_path / 'out' / 'report.md'}\n"
+    assert "masked/base: dev 2/2, start at 0.9: accuracy 0.0%" in result.stderr
+    assert "## Masked family" in document.read_text()
+    assert not list(tmp_path.rglob("*.tmp"))

@@ -16,6 +16,7 @@ from orl_train.config import load_config, to_dict
 from orl_train.errors import NonFiniteLossError, TrainError
 from orl_train.orl import OrlConfig, OrlRun
 from orl_train.orl.run import NoVerifiedAnswersError
+from orl_train.reproduce.files import write_json
 
 try:
     import fcntl
@@ -143,7 +144,7 @@ def train(job: Job, config: OrlConfig, verifier: Verifier, say: Say) -> None:
         "minutes": sum(row["seconds_rollout"] + row["seconds_train"] for row in rows) / 60,
         "stopped": stopped,
     }
-    write_atomically(job.folder / "arm.json", record)
+    write_json(job.folder / "arm.json", record)
 
 
 def saved_models(folder: Path) -> list[Path]:
@@ -152,14 +153,6 @@ def saved_models(folder: Path) -> list[Path]:
     models = [step / "model" for step in steps if not step.name.endswith(".tmp")]
     final = folder / "model"
     return models + [final] * (final / "config.json").is_file()
-
-
-def write_atomically(path: Path, value: dict[str, Any]) -> None:
-    """Writes JSON beside its place and renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    checkpoint.write_json(temporary, value)
-    temporary.replace(path)
 
 
 @contextmanager

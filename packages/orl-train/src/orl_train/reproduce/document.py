@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from orl_core.errors import ConfigError
+from orl_train.reproduce.files import replacing
 from orl_train.reproduce.markdown import markdown
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -25,6 +26,5 @@ def update_document(document: Path, out: Path) -> None:
     if (out / "frontier.png").is_file():
         image = f"{document.stem}-frontier.png"
         shutil.copyfile(out / "frontier.png", document.with_name(image))
-    temporary = document.with_name(document.name + ".tmp")
-    temporary.write_text(f"{before}{BEGIN}\n\n{markdown(report, image)}\n{END}{after}")
-    temporary.replace(document)
+    with replacing(document) as temporary:
+        temporary.write_text(f"{before}{BEGIN}\n\n{markdown(report, image)}\n{END}{after}")

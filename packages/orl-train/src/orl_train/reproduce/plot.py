@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from orl_train.errors import TrainError
+from orl_train.reproduce.files import replacing
 
 SHOWN_BELOW_FLOOR = 0.15  # of accuracy; what lies lower is in the tables
 
@@ -29,9 +30,8 @@ def draw_frontier(report: dict[str, Any], path: Path) -> None:
         axes = figure.add_subplot(1, len(families), number)
         draw_family(axes, data)
         axes.set_title(f"{family} family, dev")
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
 
 
 def draw_family(axes: Any, data: dict[str, Any]) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 from orl_core.arithmetic import problems
 from orl_train import checkpoint
 from orl_train.config import to_dict
-from orl_train.reproduce.arms import BASE, ORL, Job, Say, write_atomically
+from orl_train.reproduce.arms import BASE, ORL, Job, Say
 from orl_train.reproduce.config import ReproduceConfig
+from orl_train.reproduce.files import replacing, write_json
 from orl_train.reproduce.markdown import markdown
 from orl_train.reproduce.plot import PlotError, draw_frontier
 from orl_train.reproduce.statistics import accuracy_difference_interval, ratio_interval, tpf_interval, wilson
@@ -129,7 +130,7 @@ def write_report(report: dict[str, Any], out: Path, say: Say) -> list[Path]:
     """Writes report.json, frontier.png if matplotlib is there, and report.md; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / "report.json"]
-    write_atomically(paths[0], report)
+    write_json(paths[0], report)
     image: str | None = None
     try:
         draw_frontier(report, out / "frontier.png")
@@ -138,9 +139,8 @@ def write_report(report: dict[str, Any], out: Path, say: Say) -> list[Path]:
     except PlotError as error:
         say(f"no plot: {error}")
     text = out / "report.md"
-    temporary = text.with_name(text.name + ".tmp")
-    temporary.write_text(markdown(report, image))
-    temporary.replace(text)
+    with replacing(text) as temporary:
+        temporary.write_text(markdown(report, image))
     return [*paths, text]
 
 

@@ -14,7 +14,8 @@ from orl_train.engine_rollout import make_rollout
 from orl_train.evaluate import grade, summarize
 from orl_train.orl.config import RolloutSettings
 from orl_train.orl.run import load_model, load_tokenizer
-from orl_train.reproduce.arms import fingerprint, settings_key, write_atomically
+from orl_train.reproduce.arms import fingerprint, settings_key
+from orl_train.reproduce.files import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class Model:
             forwards=[g.forwards for g in graded],
             blocks=[g.blocks for g in graded],
         )
-        write_atomically(self._path(setting), asdict(made))
+        write_json(self._path(setting), asdict(made))
         return made
 
 

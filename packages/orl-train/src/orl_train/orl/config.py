@@ -52,7 +52,7 @@ class RolloutSettings:
 
 @dataclass(frozen=True, slots=True)
 class OrlConfig:
-    """An ORL run from the start model in folder `start`.
+    """An ORL run from the model `start`: a folder, or `embedded:base` and the like.
 
     reference: folder of the frozen model of the KL; the start model where it is not given.
     method: "orl", or one of the controls with the same schedule and budget: "rsft" (fresh verified answers, random

@@ -29,6 +29,7 @@ from orl_train.engine_rollout import make_rollout
 from orl_train.errors import NonFiniteLossError, TrainError
 from orl_train.evaluate import evaluate
 from orl_train.interrupt import deferred_interrupt
+from orl_train.model_folder import model_folder
 from orl_train.models.qwen_dlm import QwenDLMForBlockDiffusion
 from orl_train.optim import build_optimizers, schedule_factor
 from orl_train.orl.answers import collect_answers, entropy_at
@@ -56,8 +57,9 @@ class OrlRun:
         # the schedules count updates, whatever the number of ranks
         self.accelerator = Accelerator(step_scheduler_with_optimizer=False)
         set_seed(config.seed)
-        model = load_model(Path(config.start))
-        self.tokenizer = load_tokenizer(Path(config.start), model)
+        start = model_folder(config.start)
+        model = load_model(start)
+        self.tokenizer = load_tokenizer(start, model)
         self.reference = reference_model(config, model)
         self.optimizers: Any = build_optimizers(model, config.optimizer)
         self.schedules: Any = [
@@ -70,8 +72,8 @@ class OrlRun:
         self.plain: QwenDLMForBlockDiffusion = self.accelerator.unwrap_model(self.model)
         stop_ids = frozenset([self.plain.config.eos_token_id])
         self.rollout = make_rollout(self.plain, stop_ids, config.rollout.engine)
-        start = copy.deepcopy(self.plain).eval() if config.off_policy else None
-        self.behaviour = make_rollout(start, stop_ids, config.rollout.engine) if start else self.rollout
+        frozen = copy.deepcopy(self.plain).eval() if config.off_policy else None
+        self.behaviour = make_rollout(frozen, stop_ids, config.rollout.engine) if frozen else self.rollout
 
     def run(self, *, resume: bool = True, report: Callable[[dict[str, float]], None] = lambda _: None) -> Path:
         """Trains and returns the folder of the final model, `out/model`; `report` receives each update's metrics.
@@ -85,7 +87,8 @@ class OrlRun:
         with deferred_interrupt() as interrupt:
             for update in range(first, config.updates):
                 metrics = self.update(update)
-                barren = 0 if metrics["retained"] else barren + 1
+                learned = metrics["retained"] > 0 or config.method == "pretrain"
+                barren = 0 if learned else barren + 1
                 if barren >= config.max_barren:
                     raise NoVerifiedAnswersError(
                         f"no answer verified in {barren} updates in a row; make the rollouts more careful (a lower "
@@ -241,7 +244,7 @@ def reference_model(config: OrlConfig, model: QwenDLMForBlockDiffusion) -> QwenD
     """The frozen reference of the KL, None where its weight is 0. Raises ConfigError for one of another vocabulary."""
     if config.loss.kl_weight == 0 or config.method != "orl":
         return None
-    reference = copy.deepcopy(model) if config.reference is None else load_model(Path(config.reference))
+    reference = copy.deepcopy(model) if config.reference is None else load_model(model_folder(config.reference))
     for name in ("vocab_size", "hidden_size", "canvas_length", "state_family"):
         ours, theirs = getattr(model.config, name), getattr(reference.config, name)
         if ours != theirs:

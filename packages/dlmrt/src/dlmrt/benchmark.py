@@ -5,11 +5,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dlmrt.checkpoint.embedded import PREFIX
+from dlmrt.checkpoint.folder import read_folder
+from dlmrt.checkpoint.weights import load_tensors
+from dlmrt.devices import pick_device, pick_dtype
 from dlmrt.engine import Engine
 from dlmrt.errors import DlmrtError
 from dlmrt.params import GenerationParams
@@ -87,12 +91,20 @@ def measure(engine: Engine, params: GenerationParams, *, prompts: int, repeat: i
         latency_p50=percentile(seconds, 50),
         latency_p95=percentile(seconds, 95),
         peak_memory_bytes=_peak_memory(engine.model.device),
-        device=_device_name(engine.model.device),
+        device=device_name(engine.model.device),
         dtype=str(engine.model.dtype).removeprefix("torch."),
         driver=engine.driver.name,
         threads=torch.get_num_threads(),
-        versions=_versions(),
+        versions=versions(),
     )
+
+
+def random_engine(name: str, folder: Path, *, device: str, dtype: str, driver: str) -> Engine:
+    """An engine over a checkpoint without tokenizer. Arguments as in `Engine.from_pretrained`."""
+    settings, device = read_folder(folder), pick_device(device)
+    tensors = load_tensors(folder, settings.config, device, pick_dtype(dtype, device))
+    model = settings.model_class.from_tensors(settings.config, tensors, fuse=True)
+    return Engine(model, None, settings.defaults, name=name, driver=driver)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -131,11 +143,13 @@ def _peak_memory(device: torch.device) -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the kind of processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that a measurement depends on."""
     import dlmrt
     import orl_core
 

@@ -29,3 +29,7 @@ class RequestError(DlmrtError, ValueError):
 
 class NumericsError(DlmrtError):
     """The model produced NaN or infinite logits."""
+
+
+class ComparisonError(DlmrtError):
+    """A reference implementation cannot be run beside the engine, or gives other tokens."""

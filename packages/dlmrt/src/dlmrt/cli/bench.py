@@ -1,7 +1,8 @@
 """dlmrt bench: tokens per second, tokens per forward, latency, memory."""
 
 import json
-from typing import Annotated, Any
+from contextlib import ExitStack
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,14 +32,38 @@ def bench(
     dtype: DtypeOption = "auto",
     driver: DriverOption = "auto",
     threads: ThreadsOption = None,
+    compare: Annotated[
+        Literal["transformers"] | None, typer.Option(help="Run it too: same draws, same tokens; how much faster?")
+    ] = None,
 ) -> None:
-    """Measure a model: held-out word problems on an embedded one, random token ids on any other."""
-    from dlmrt.benchmark import measure
+    """Measure a model: held-out word problems on an embedded one, random token ids on any other.
+
+    --model random:diffusion_gemma is a small DiffusionGemma of random weights.
+    """
+    import torch
+
+    from dlmrt.benchmark import measure, random_engine
+    from dlmrt.checkpoint.embedded import DEFAULT_MODEL
+    from dlmrt.checkpoint.hub import resolve
+    from dlmrt.checkpoint.random_model import PREFIX, random_folder
     from dlmrt.params import GenerationParams
 
     settings = GenerationParams(**params)
-    engine = load_engine(model, revision, device, dtype, driver, threads)
-    report = measure(engine, settings, prompts=prompts, repeat=repeat)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with ExitStack() as stack:
+        if model is not None and model.startswith(PREFIX):
+            folder = stack.enter_context(random_folder(model))
+            engine = random_engine(model, folder, device=device, dtype=dtype, driver=driver)
+        else:
+            folder = resolve(model or DEFAULT_MODEL, revision)
+            engine = load_engine(model, revision, device, dtype, driver, threads)
+        if compare is None:
+            report = measure(engine, settings, prompts=prompts, repeat=repeat)
+        else:
+            from dlmrt.compare import compare as run_beside
+
+            report = run_beside(engine, folder, settings, prompts=prompts, repeat=repeat)
     if json_:
         typer.echo(json.dumps(report.to_dict()))
         return

@@ -28,9 +28,10 @@ from orl_train.data.noisy_batch import NoiseSettings, NoisyBatch, TokenRange, co
 from orl_train.data.tokenizer import EOS, MASK, PAD, build_tokenizer
 from orl_train.errors import NonFiniteLossError
 from orl_train.interrupt import deferred_interrupt
+from orl_train.model_folder import model_folder
 from orl_train.models.qwen_dlm import QwenDLMConfig, QwenDLMForBlockDiffusion
 from orl_train.optim import OptimizerConfig, build_optimizers, schedule_factor
-from orl_train.saving import keep_weights_in_model_folder, resume_run, save_model, save_run
+from orl_train.saving import keep_weights_in_model_folder, no_progress_bars, resume_run, save_model, save_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class ModelConfig:
 class PretrainConfig:
     """A pretraining run.
 
+    start: model to continue from (a folder, or `embedded:base` and the like) with its tokenizer; None begins anew.
     steps: updates. batch_size: samples an update, over all ranks. micro_batch_size: samples a forward.
     self_conditioning: share of updates that see a residual context.
     clean_weight: loss weight of positions that were not corrupted (uniform family).
@@ -61,6 +63,7 @@ class PretrainConfig:
     """
 
     steps: int
+    start: str | None = None
     seed: int = 0
     batch_size: int = 32
     micro_batch_size: int = 32
@@ -111,6 +114,24 @@ def build_model(config: PretrainConfig, tokenizer: Tokenizer) -> QwenDLMForBlock
             **attention,
         )
     )
+
+
+def start_of(config: PretrainConfig) -> tuple[Tokenizer, QwenDLMForBlockDiffusion]:
+    """Tokenizer and model that a run begins with: new ones, or those of `config.start` in float32.
+
+    Raises ConfigError for a start that is no model folder or of another family or canvas.
+    """
+    if config.start is None:
+        tokenizer = arithmetic_tokenizer(config.seed)
+        return tokenizer, build_model(config, tokenizer)
+    folder = model_folder(config.start)
+    with no_progress_bars():
+        model = QwenDLMForBlockDiffusion.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    for name in ("state_family", "canvas_length"):
+        asked, found = getattr(config.model, name), getattr(model.config, name)
+        if asked != found:
+            raise ConfigError(f"the start model has {name} {found} but the settings {asked}; they must agree")
+    return Tokenizer.from_file(str(folder / "tokenizer.json")), model
 
 
 class ArithmeticBatches:
@@ -245,8 +266,7 @@ def pretrain(
     accelerator = Accelerator(mixed_precision=config.precision, step_scheduler_with_optimizer=False)
     require_at_least("batch_size", config.batch_size, accelerator.num_processes)
     set_seed(config.seed)
-    tokenizer = arithmetic_tokenizer(config.seed)
-    model = build_model(config, tokenizer)
+    tokenizer, model = start_of(config)
     optimizers = build_optimizers(model, config.optimizer)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(o, lambda step: schedule_factor(step, config.steps, config.optimizer))

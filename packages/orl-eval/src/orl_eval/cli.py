@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orl_core.errors import OrlError
+from orl_core.threads import sleep_when_idle
 from orl_eval import __version__
 from orl_eval.endpoints import Answerer, DecodeSettings, LocalEngine, parse_options
 from orl_eval.measures import Score, summarize
@@ -38,6 +39,7 @@ def main(
     ] = False,
 ) -> None:
     """Keeps `run` a command of its own; the options of the program itself."""
+    sleep_when_idle()
 
 
 @app.command()

@@ -14,6 +14,7 @@ from dlmrt.cli.chat import chat  # noqa: E402
 from dlmrt.cli.generate import generate  # noqa: E402
 from dlmrt.cli.info import info  # noqa: E402
 from dlmrt.cli.quantize import quantize  # noqa: E402
+from orl_core.threads import sleep_when_idle  # noqa: E402
 
 app = typer.Typer(
     name="dlmrt",
@@ -40,7 +41,7 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    sleep_when_idle()
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import typer
 
 from orl_core.errors import ConfigError, OrlError
+from orl_core.threads import sleep_when_idle
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def make_folder(path: Path) -> None:
 
 def set_threads(threads: int | None) -> None:
     """Limits the CPU threads of this process; idle threads sleep, since spinning ones slow a busy machine down."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    sleep_when_idle()
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         import torch

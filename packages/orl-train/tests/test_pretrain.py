@@ -199,3 +199,19 @@ def test_progress_bars_are_restored(monkeypatch):
     with pytest.raises(ValueError, match="inside"), saving.no_progress_bars():
         raise ValueError("inside")
     assert calls == ["off", "on"]
+
+
+def test_a_run_continues_from_a_model_with_its_tokenizer(quick_start, tiny_run, tmp_path):
+    run(tiny_run(steps=2), tmp_path / "first")
+    start = tmp_path / "first" / "model"
+    config = tiny_run(steps=2, seed=5, start=str(start))
+    tokenizer, model = pretrain.start_of(config)
+    assert tokenizer.get_vocab() == pretrain.start_of(tiny_run(steps=2))[0].get_vocab()
+    saved = load_file(start / "model.safetensors")
+    assert all(torch.equal(model.state_dict()[name], tensor.float()) for name, tensor in saved.items())
+    run(config, tmp_path / "second")
+    other = tiny_run(steps=2, start=str(start), model_state_family="masked")
+    with pytest.raises(ConfigError, match="state_family"):
+        run(other, tmp_path / "third")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        run(tiny_run(steps=2, start=str(tmp_path)), tmp_path / "fourth")

@@ -154,3 +154,20 @@ def test_command_writes_the_folder_and_reports(checkpoint, tmp_path):
     again = run("--out", tmp_path / "b")
     assert again.exit_code == 1
     assert again.stderr.startswith("error: ")
+
+
+def test_transformers_loads_a_written_qwen3_checkpoint_to_the_same_weights(write_checkpoint, tmp_path):
+    from transformers import Qwen3ForCausalLM
+
+    from dlmrt.checkpoint.folder import read_folder
+    from dlmrt.checkpoint.weights import load_tensors
+
+    kind = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "residual_intermediate_size": 0}
+    quantize_folder(write_checkpoint(tmp_path / "source", **kind), tmp_path / "out")
+    settings = read_folder(tmp_path / "out")
+    ours = load_tensors(tmp_path / "out", settings.config, "cpu", torch.bfloat16, settings.quantization)
+    model = Qwen3ForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    with torch.no_grad():
+        model(torch.arange(8)[None])  # decompresses
+    theirs = model.state_dict()
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())

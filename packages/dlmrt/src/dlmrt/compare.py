@@ -74,7 +74,7 @@ class Reference:
         try:
             import transformers
         except ImportError as error:
-            raise ComparisonError("transformers is not installed; install transformers>=5.24") from error
+            raise ComparisonError("transformers is not installed; install dlmrt[compare]") from error
         logging: Any = transformers.utils.logging
         level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity_error()  # it would name the vision tower's weights, which text does not need

@@ -63,7 +63,6 @@ class PretrainConfig:
     """
 
     steps: int
-    start: str | None = None
     seed: int = 0
     batch_size: int = 32
     micro_batch_size: int = 32
@@ -73,6 +72,7 @@ class PretrainConfig:
     precision: str = "bf16"
     save_every: int = 500
     keep: int = 2
+    start: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

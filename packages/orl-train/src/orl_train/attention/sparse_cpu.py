@@ -63,13 +63,15 @@ def sparse_attention(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, plan: Spars
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTD, k_BGTD, v_BGTD))
     q = q if plan.queries is None else q.index_select(0, plan.queries)
     k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
-    outputs, queries_at, keys_at = [], 0, 0
-    for n, queries, keys, causal in plan.batches:
-        q_nHQD = q[queries_at : queries_at + n * queries].unflatten(0, (n, queries)).transpose(1, 2)
-        k_nGKD, v_nGKD = (x[keys_at : keys_at + n * keys].unflatten(0, (n, keys)).transpose(1, 2) for x in (k, v))
+    # Likewise split, not slices: each slice would add a whole-size gradient.
+    q_sizes, k_sizes = [n * queries for n, queries, _, _ in plan.batches], [n * keys for n, _, keys, _ in plan.batches]
+    outputs = []
+    for (n, _, _, causal), *parts in zip(
+        plan.batches, q.split(q_sizes), k.split(k_sizes), v.split(k_sizes), strict=True
+    ):
+        q_nHQD, k_nGKD, v_nGKD = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in parts)
         out = F.scaled_dot_product_attention(q_nHQD, k_nGKD, v_nGKD, is_causal=causal, scale=scale, enable_gqa=grouped)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-        queries_at, keys_at = queries_at + n * queries, keys_at + n * keys
     out = torch.cat(outputs)
     out = out if plan.inverse is None else out.index_select(0, plan.inverse)
     return out.view(batch, length, heads, width).transpose(1, 2)

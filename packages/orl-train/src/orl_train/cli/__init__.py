@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from orl_train import __version__
+from orl_train.cli import bench as _bench
 from orl_train.cli import convert as _convert
 from orl_train.cli import orl as _orl
 from orl_train.cli import pretrain as _pretrain
@@ -33,4 +34,5 @@ def main(
 app.command("convert")(_convert.convert)
 app.command("pretrain")(_pretrain.pretrain)
 app.command("orl")(_orl.orl)
+app.command("bench")(_bench.bench)
 app.command("reproduce")(_reproduce.reproduce)

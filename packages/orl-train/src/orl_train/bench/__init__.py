@@ -1,0 +1,1 @@
+"""How fast a training step is, and what packing, balancing and asynchronous capture each give."""

@@ -12,6 +12,7 @@ from torch import nn
 from orl_core.errors import ConfigError
 
 RESIDUAL_PREFIX = "residual_adapter."
+_NO_MATRIX = ("embed", "lm_head", "lora_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,15 @@ class OptimizerConfig:
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """[Muon, AdamW], each with the residual pathway as a parameter group of its own."""
+    """[Muon, AdamW], each with the residual pathway as a parameter group of its own; frozen parameters are left out.
+
+    LoRA's factors go to AdamW: Muon's orthogonal updates are meant for whole matrices.
+    """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        matrix = parameter.dim() == 2 and "embed" not in name and "lm_head" not in name
+        if not parameter.requires_grad:
+            continue
+        matrix = parameter.dim() == 2 and not any(part in name for part in _NO_MATRIX)
         groups.setdefault((matrix, name.startswith(RESIDUAL_PREFIX)), []).append(parameter)
 
     def group_list(matrix: bool, lr: float) -> list[dict[str, object]]:

@@ -41,7 +41,8 @@ def add_lora(model: nn.Module, settings: LoraSettings) -> None:
         from peft import LoraConfig, inject_adapter_in_model  # pyright: ignore[reportMissingImports] (an extra)
     except ImportError as error:
         raise ConfigError("peft is not installed; install orl-train[lora], or train without LoRA") from error
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=_LAYERS)
+    alpha: Any = settings.alpha  # peft declares an integer and takes any number
+    config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules=_LAYERS)
     try:
         inject_adapter_in_model(config, model, _NAME)
     except ValueError as error:

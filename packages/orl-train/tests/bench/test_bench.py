@@ -1,6 +1,7 @@
 """The arms of the bench compute the same loss and gradients, and a difference is noticed."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -92,10 +93,8 @@ def test_the_command_prints_one_json_object(workload, monkeypatch):
     assert report["rollouts"] == 1
     assert report["by_rollouts"].keys() == {"1", "2"}
     for found in report["by_rollouts"].values():
-        product = 1.0
-        for part in found["parts"].values():
-            product *= part
-        assert found["speedup"] == pytest.approx(product)
+        for kind in ("", "cpu_"):
+            assert found[f"{kind}speedup"] == pytest.approx(math.prod(found[f"{kind}parts"].values()))
         assert found["seconds"]["off"]["step"] > 0
     assert report["speedup"] == report["by_rollouts"]["1"]["speedup"]
 

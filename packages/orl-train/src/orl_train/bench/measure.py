@@ -5,6 +5,7 @@ and gathering trajectories are not part of it. Verification is left out: every a
 """
 
 import copy
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -63,11 +64,15 @@ ARMS = (
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Seconds of a step and of its phases, each phase as long as its slower rank."""
+    """Seconds of a step and of its phases, each phase as long as its slower rank.
+
+    cpu: of the step, the processor's own time (all threads), which other programs on the machine do not lengthen.
+    """
 
     rollout: float
     replay: float
     optimizer: float
+    cpu: float
 
     @property
     def step(self) -> float:
@@ -99,13 +104,15 @@ class Bench:
                 parameter.copy_(self._start[name])
         requests = [(p, r) for p in range(len(self.workload.prompts)) for r in range(rollouts)]
         timed = [_timed(lambda rank=rank: self._answer(arm, requests[rank::RANKS])) for rank in range(RANKS)]
-        answers = [trajectories for _, trajectories in timed]
+        answers = [trajectories for _, _, trajectories in timed]
         replays = [_timed(lambda rank=rank: self._replay(arm, answers, rank)) for rank in range(RANKS)]
-        optimizer, _ = _timed(self._optimize)
-        seconds = Seconds(max(s for s, _ in timed), max(s for s, _ in replays), optimizer)
+        optimizer = [_timed(self._optimize)]
+        phases: list[list[tuple[float, float, Any]]] = [timed, replays, optimizer]
+        wall = [max(wall for wall, _, _ in phase) for phase in phases]
+        seconds = Seconds(*wall, cpu=sum(max(cpu for _, cpu, _ in phase) for phase in phases))
         sums = ReplaySums()
         for name in asdict(sums):
-            setattr(sums, name, sum(getattr(part, name) for _, part in replays))
+            setattr(sums, name, sum(getattr(part, name) for _, _, part in replays))
         states = sum(trajectory.forwards for part in answers for trajectory in part)
         return seconds, sums, {"responses": len(requests), "states": states, "replayed_tokens": sums.tokens}
 
@@ -155,15 +162,14 @@ def compare(
             report(f"{rollouts} rollouts, {arm.name}", taken)
     _check_losses(losses)
     step = {name: median(s.step for s in values) for name, values in seconds.items()}
+    cpu = {name: median(s.cpu for s in values) for name, values in seconds.items()}
     return {
         "speedup": step["off"] / step["all"],
-        "parts": {
-            "packing_and_staircase": step["off"] / step["packed"],
-            "cost_balancing": step["packed"] / step["balanced"],
-            "asynchronous_capture": step["balanced"] / step["all"],
-        },
+        "cpu_speedup": cpu["off"] / cpu["all"],
+        "parts": _parts(step),
+        "cpu_parts": _parts(cpu),
         "seconds": {
-            name: {"step": step[name]}
+            name: {"step": step[name], "cpu": cpu[name]}
             | {phase: median(getattr(s, phase) for s in values) for phase in ("rollout", "replay", "optimizer")}
             for name, values in seconds.items()
         },
@@ -171,6 +177,15 @@ def compare(
         "responses": sizes["all"]["responses"],
         "states": sizes["all"]["states"],
         "replayed_tokens": {name: size["replayed_tokens"] for name, size in sizes.items()},
+    }
+
+
+def _parts(step: dict[str, float]) -> dict[str, float]:
+    """What each arm gives beyond the one before it; the product is the speedup."""
+    return {
+        "packing_and_staircase": step["off"] / step["packed"],
+        "cost_balancing": step["packed"] / step["balanced"],
+        "asynchronous_capture": step["balanced"] / step["all"],
     }
 
 
@@ -184,7 +199,8 @@ def bench_report(
 ) -> dict[str, Any]:
     """The JSON object of `orl-train bench`: the comparison at every number of rollouts, and what it ran on.
 
-    `speedup` and `parts` are those at 16 rollouts per prompt, or at the last number if 16 is not among them.
+    `speedup` and `parts` are those at 16 rollouts per prompt, or at the last number if 16 is not among them; the same
+    with `cpu_` are ratios of processor time.
     """
     bench = Bench(workload, engine=engine)
     bench.step(ARMS[-1], 1)  # warm-up
@@ -193,7 +209,9 @@ def bench_report(
     return {
         "speedup": compared[headline]["speedup"],
         "rollouts": headline,
+        "cpu_speedup": compared[headline]["cpu_speedup"],
         "parts": compared[headline]["parts"],
+        "cpu_parts": compared[headline]["cpu_parts"],
         "by_rollouts": {str(number): result for number, result in compared.items()},
         "repeat": repeat,
         "ranks": RANKS,
@@ -204,6 +222,7 @@ def bench_report(
         "decoder": repr(workload.decoder),
         "engine": type(bench.engines["async"]).__name__,
         "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[1],
         "machine": platform.processor() or platform.machine(),
         "versions": {"orl-train": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
@@ -218,7 +237,8 @@ def _check_losses(losses: dict[str, float]) -> None:
             )
 
 
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    began = time.perf_counter()
+def _timed(work: Callable[[], T]) -> tuple[float, float, T]:
+    """(seconds, seconds of processor time, result)."""
+    began, cpu = time.perf_counter(), time.process_time()
     result = work()
-    return time.perf_counter() - began, result
+    return time.perf_counter() - began, time.process_time() - cpu, result

@@ -31,7 +31,7 @@ def bench(
 
         def progress(what: str, seconds: Seconds) -> None:
             phases = f"rollout {seconds.rollout:.2f}, replay {seconds.replay:.2f}, optimizer {seconds.optimizer:.2f}"
-            typer.echo(f"{what}: {seconds.step:.2f} s ({phases})", err=True)
+            typer.echo(f"{what}: {seconds.step:.2f} s, processor {seconds.cpu:.2f} s ({phases})", err=True)
 
         workload = start_workload(start, prompts) if start else random_workload(prompts, context=context)
         report = bench_report(workload, rollouts or [8, 16, 24], repeat, engine=engine, report=progress)
@@ -40,4 +40,5 @@ def bench(
             return
         for number, result in report["by_rollouts"].items():
             parts = ", ".join(f"{name.replace('_', ' ')} {ratio:.2f}x" for name, ratio in result["parts"].items())
-            typer.echo(f"{number} rollouts per prompt: {result['speedup']:.2f}x ({parts})")
+            speedups = f"{result['speedup']:.2f}x (processor time {result['cpu_speedup']:.2f}x)"
+            typer.echo(f"{number} rollouts per prompt: {speedups}: {parts}")

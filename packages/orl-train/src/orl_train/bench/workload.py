@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 
 from orl_core.arithmetic import problems
 from orl_core.decoders import Decoder, Threshold
-from orl_core.errors import ConfigError
 from orl_train.attention.interface import NAME
+from orl_train.model_folder import model_folder
 from orl_train.models.qwen_dlm import QwenDLMConfig, QwenDLMForBlockDiffusion
 from orl_train.saving import no_progress_bars
 
@@ -71,21 +70,23 @@ def random_workload(prompts: int, *, context: int = 320, steps: int = 8, seed: i
     )
 
 
-def start_workload(start: Path, prompts: int) -> Workload:
-    """A model folder on arithmetic problems, answered as `orl-train orl` does unless told otherwise."""
+def start_workload(start: str, prompts: int) -> Workload:
+    """A model (folder, or "embedded:base") on arithmetic problems, answered as `orl-train orl` does by default.
+
+    Raises ConfigError if there is no such model.
+    """
     from tokenizers import Tokenizer
 
     from orl_train.orl.config import RolloutSettings
 
-    if not (start / "config.json").is_file():
-        raise ConfigError(f"start is {str(start)!r}; it must be a model folder with a config.json")
+    folder = model_folder(start)
     with no_progress_bars():
-        model = QwenDLMForBlockDiffusion.from_pretrained(start, dtype=torch.float32, attn_implementation=NAME)
-    tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
+        model = QwenDLMForBlockDiffusion.from_pretrained(folder, dtype=torch.float32, attn_implementation=NAME)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     settings = RolloutSettings()
     stop: Any = model.config.eos_token_id
     return Workload(
-        name=str(start),
+        name=start,
         model=model,
         prompts=[torch.tensor(tokenizer.encode(p.prompt + "\n").ids) for p in problems("train", prompts)],
         decoder=settings.decoder(model.config, 0.5),

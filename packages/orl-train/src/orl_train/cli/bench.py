@@ -1,7 +1,6 @@
 """orl-train bench."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +14,8 @@ def bench(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a step.")] = 2,
     start: Annotated[
-        Path | None, typer.Option(help="Model folder, measured on arithmetic problems (default: random weights).")
+        str | None,
+        typer.Option(help="Model folder or embedded:base, on arithmetic problems (default: random weights)."),
     ] = None,
     context: Annotated[int, typer.Option(min=8, help="Mean prompt length with random weights.")] = 320,
     repeat: Annotated[int, typer.Option(min=1, help="Steps of each arm; medians are reported.")] = 3,

@@ -46,8 +46,8 @@ def test_a_problem_is_a_function_of_split_seed_and_index():
 def test_the_first_test_problem_stays_the_same():
     """A data set is named by its seed, so a change of the generator must be noticed."""
     assert draw_problem("test", 0, 0).prompt == (
-        "Anna has 4 cards, loses half of them, spends 2 of them, receives 6, uses 6 and then borrows 3 more. "
-        "How many cards does Anna have left?"
+        "Ben has 4 buttons. Ben loses half of them. Later Ben spends 2. He receives 6. Then Ben uses 6 of them. "
+        "Then he borrows 3. How many buttons does Ben have in the end?"
     )
 
 

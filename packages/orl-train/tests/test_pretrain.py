@@ -210,8 +210,27 @@ def test_a_run_continues_from_a_model_with_its_tokenizer(quick_start, tiny_run, 
     saved = load_file(start / "model.safetensors")
     assert all(torch.equal(model.state_dict()[name], tensor.float()) for name, tensor in saved.items())
     run(config, tmp_path / "second")
-    other = tiny_run(steps=2, start=str(start), model_state_family="masked")
-    with pytest.raises(ConfigError, match="state_family"):
-        run(other, tmp_path / "third")
     with pytest.raises(ConfigError, match=r"no config\.json"):
         run(tiny_run(steps=2, start=str(tmp_path)), tmp_path / "fourth")
+
+
+def test_a_model_of_one_family_starts_the_other_with_an_untrained_adapter(quick_start, tiny_run, tmp_path):
+    run(tiny_run(steps=3, self_conditioning=1.0, model_state_family="masked"), tmp_path / "masked")
+    start = tmp_path / "masked" / "model"
+    config = tiny_run(steps=2, start=str(start), fresh_adapter=True)
+    tokenizer, model = pretrain.start_of(config)
+    assert (model.family, model.config.mask_token_id) == ("uniform", None)
+    saved = load_file(start / "model.safetensors")
+    adapter = {name for name in saved if name.startswith("residual_adapter.")}
+    assert adapter and saved["residual_adapter.down_proj.weight"].any()
+    assert not model.state_dict()["residual_adapter.down_proj.weight"].any()
+    assert all(torch.equal(model.state_dict()[name], saved[name].float()) for name in saved.keys() - adapter)
+    run(config, tmp_path / "uniform")
+    raw = json.loads((tmp_path / "uniform" / "model" / "config.json").read_text())
+    assert (raw["state_family"], raw["mask_token_id"]) == ("uniform", None)
+    back = tiny_run(steps=2, start=str(tmp_path / "uniform" / "model"), model_state_family="masked")
+    _, model = pretrain.start_of(back)
+    assert (model.family, model.config.mask_token_id) == ("masked", tokenizer.token_to_id("<mask>"))
+    other = tiny_run(steps=2, start=str(start), model_canvas_length=32)
+    with pytest.raises(ConfigError, match="canvas_length"):
+        run(other, tmp_path / "third")

@@ -1,7 +1,7 @@
 """Block-diffusion pretraining on a task: one forward over [clean | noisy] per update, through accelerate.
 
-With self-conditioning an update first predicts from a noisier draw of the same canvas, without gradient, and hands that
-prediction on as the residual context: what the step before would have handed on in decoding.
+With self-conditioning an update first predicts without gradient and hands that prediction on, as the residual context,
+to a second pass over the same canvas.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch import Tensor
 from orl_core.arithmetic import draw_problem, problems
 from orl_core.errors import ConfigError, require_at_least
 from orl_core.noise import Family
-from orl_core.residual import expected_embedding
+from orl_core.residual import ResidualAdapter, expected_embedding
 from orl_train import checkpoint
 from orl_train.config import to_dict
 from orl_train.data.noisy_batch import NoiseSettings, NoisyBatch, TokenRange, collate, make_sample, sample_generator
@@ -53,7 +53,9 @@ class ModelConfig:
 class PretrainConfig:
     """A pretraining run.
 
-    start: model to continue from (a folder, or `embedded:base` and the like) with its tokenizer; None begins anew.
+    start: model to continue from (a folder, or `embedded:base` and the like) with its tokenizer; None begins anew. Its
+    shape stays; the state family is that of the settings, so a model of one family can start the other.
+    fresh_adapter: the start model's residual adapter is replaced by an untrained one, whose output is zero.
     steps: updates. batch_size: samples an update, over all ranks. micro_batch_size: samples a forward.
     self_conditioning: share of updates that see a residual context.
     clean_weight: loss weight of positions that were not corrupted (uniform family).
@@ -73,6 +75,7 @@ class PretrainConfig:
     save_every: int = 500
     keep: int = 2
     start: str | None = None
+    fresh_adapter: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -119,7 +122,7 @@ def build_model(config: PretrainConfig, tokenizer: Tokenizer) -> QwenDLMForBlock
 def start_of(config: PretrainConfig) -> tuple[Tokenizer, QwenDLMForBlockDiffusion]:
     """Tokenizer and model that a run begins with: new ones, or those of `config.start` in float32.
 
-    Raises ConfigError for a start that is no model folder or of another family or canvas.
+    Raises ConfigError for a start that is no model folder or of another canvas, or without the mask token needed.
     """
     if config.start is None:
         tokenizer = arithmetic_tokenizer(config.seed)
@@ -127,11 +130,18 @@ def start_of(config: PretrainConfig) -> tuple[Tokenizer, QwenDLMForBlockDiffusio
     folder = model_folder(config.start)
     with no_progress_bars():
         model = QwenDLMForBlockDiffusion.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    for name in ("state_family", "canvas_length"):
-        asked, found = getattr(config.model, name), getattr(model.config, name)
-        if asked != found:
-            raise ConfigError(f"the start model has {name} {found} but the settings {asked}; they must agree")
-    return Tokenizer.from_file(str(folder / "tokenizer.json")), model
+    asked, found = config.model.canvas_length, model.config.canvas_length
+    if asked != found:
+        raise ConfigError(f"the start model has canvas_length {found} but the settings {asked}; they must agree")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model.config.state_family = config.model.state_family
+    model.config.mask_token_id = tokenizer.token_to_id(MASK) if config.model.state_family == "masked" else None
+    if config.model.state_family == "masked" and model.config.mask_token_id is None:
+        raise ConfigError(f"the tokenizer of the start model has no {MASK}; the masked family needs it")
+    if config.fresh_adapter:
+        size, width = model.config.hidden_size, model.config.residual_intermediate_size
+        model.residual_adapter = ResidualAdapter(size, width, model.config.rms_norm_eps)
+    return tokenizer, model
 
 
 class ArithmeticBatches:
@@ -171,9 +181,9 @@ class ArithmeticBatches:
 
 
 def residual_context(model: Any, batch: NoisyBatch) -> Tensor:
-    """z [B, T, d] that the step before would hand on: predicted from the noisier draw, without gradient."""
+    """z [B, T, d]: the model's own prediction for the same canvas, without gradient."""
     with torch.no_grad():
-        logits = model.denoise(batch.earlier_ids, batch.positions, batch.mask)
+        logits = model.denoise(batch.ids, batch.positions, batch.mask)
         return expected_embedding(torch.softmax(logits.float(), -1), model.embedding)
 
 

@@ -51,7 +51,7 @@ def test_a_sample_does_not_depend_on_the_others(batches, family):
     forward = [source.sample(index) for index in range(6)]
     for index in reversed(range(6)):
         again = source.sample(index)
-        for name in ("clean", "target", "noisy", "corrupted", "earlier"):
+        for name in ("clean", "target", "noisy", "corrupted"):
             assert torch.equal(getattr(again, name), getattr(forward[index], name))
     assert not torch.equal(forward[0].noisy, forward[1].noisy)
 
@@ -84,17 +84,6 @@ def test_only_corrupted_positions_differ_from_the_target(family):
         assert torch.equal(sample.noisy[~sample.corrupted], sample.target[~sample.corrupted])
         if family == "masked":
             assert torch.equal(sample.noisy == 2, sample.corrupted)
-
-
-def test_the_earlier_state_is_corrupted_wherever_the_later_one_is():
-    more = 0
-    for index in range(50):
-        sample = tiny_sample("masked", index)
-        earlier = sample.earlier == 2
-        assert not (sample.corrupted & ~earlier).any()
-        assert torch.equal(sample.earlier[~earlier], sample.target[~earlier])
-        more += int(earlier.sum() - sample.corrupted.sum())
-    assert more > 50
 
 
 def test_shares_of_pure_noise_and_of_suffixes():
@@ -138,7 +127,6 @@ def test_padding_does_not_enter_the_loss(batches, family):
     other = dataclasses.replace(
         wide,
         ids=torch.where(padding, 7, wide.ids),
-        earlier_ids=torch.where(padding, 9, wide.earlier_ids),
         target=torch.where(padding, 11, wide.target),
     )
     losses = [batch_loss(model, batch, family, with_residual=True) for batch in (close, wide, other)]

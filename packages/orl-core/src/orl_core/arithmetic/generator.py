@@ -3,7 +3,7 @@
 import random
 
 from orl_core.arithmetic.problem import SPLITS, Problem, Split, draw_chain, dump_reference
-from orl_core.arithmetic.text import VERB_COUNTS, draw_item, draw_name, draw_prompt, solution_choices
+from orl_core.arithmetic.text import ITEMS, VERB_COUNTS, draw_name, draw_prompt, solution_choices
 from orl_core.errors import ConfigError
 
 TERSE_SHARE = 0.2
@@ -19,7 +19,7 @@ def draw_problem(split: Split, seed: int, index: int) -> Problem:
         chain = draw_chain(rng, VERB_COUNTS)
     terse = rng.random() < TERSE_SHARE
     name, pronoun = draw_name(rng)
-    item = draw_item(rng)
+    item = rng.choice(ITEMS)
     prompt = draw_prompt(rng, chain, name, pronoun, item, terse)
     solution = "\n".join(rng.choice(wordings) for wordings in solution_choices(chain, name, item, terse))
     return Problem(prompt, solution, dump_reference(chain, name, item, terse))

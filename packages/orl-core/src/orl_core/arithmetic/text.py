@@ -76,7 +76,6 @@ ITEMS = [
     "peaches",
     "nuts",
 ]
-CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 # (told in the third person, told as a noun phrase in the solution)
 VERBS: dict[Operation, tuple[tuple[str, str], ...]] = {
@@ -171,19 +170,9 @@ def solution_choices(chain: Chain, name: str, item: str, terse: bool) -> list[tu
 
 
 def draw_name(rng: random.Random) -> tuple[str, str]:
-    """(name, pronoun); one name in eight is invented, so that a model learns to copy names it has never seen."""
-    if rng.random() < 0.125:
-        syllables = (rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.randint(2, 3)))
-        return "".join(syllables).capitalize(), rng.choice(("he", "she", "they"))
+    """(name, pronoun)"""
     pronoun = rng.choice(("he", "she"))
     return rng.choice(MALE if pronoun == "he" else FEMALE), pronoun
-
-
-def draw_item(rng: random.Random) -> str:
-    """A plural noun; one in eight is invented."""
-    if rng.random() < 0.125:
-        return "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.randint(1, 2))) + "s"
-    return rng.choice(ITEMS)
 
 
 def draw_prompt(rng: random.Random, chain: Chain, name: str, pronoun: str, item: str, terse: bool) -> str:
@@ -197,7 +186,6 @@ def draw_prompt(rng: random.Random, chain: Chain, name: str, pronoun: str, item:
         VERBS[step.operation][step.verb][0].format(n=step.amount) + rng.choice(_PROMPT_TAILS[step.operation])
         for step in chain.steps
     ]
-    plural = pronoun == "they"
     style = rng.random()
     if style < 0.35:  # one sentence: "Tom has 12 apples, buys 7 more and eats 5."
         tale = f"{name} has {chain.start} {item}"
@@ -208,8 +196,8 @@ def draw_prompt(rng: random.Random, chain: Chain, name: str, pronoun: str, item:
         tale = f"{name} {rng.choice(('has', 'starts with'))} {chain.start} {item}."
         for index, act in enumerate(acts):
             link = rng.choice(("", "", "Then ", "Later ", "Next ")) if index else ""
-            subject = name if plural or rng.random() < 0.3 else pronoun
+            subject = name if rng.random() < 0.3 else pronoun
             tale += f" {link}{subject if link else subject.capitalize() if subject == pronoun else subject} {act}."
-    who = rng.choice((name, name if plural else pronoun))
+    who = rng.choice((name, pronoun))
     tail = rng.choice(("", " now", " left", " in the end"))
     return f"{tale} How many {item} does {who} have{tail}?"

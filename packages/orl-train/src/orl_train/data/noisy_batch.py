@@ -42,14 +42,12 @@ class NoiseSettings:
 
 @dataclass(frozen=True, slots=True)
 class NoisySample:
-    """One response: clean tokens, and its noisy blocks at one denoising step and at the step before.
+    """One response: clean tokens, and its noisy blocks.
 
     clean      int64 [clean tokens]  prompt and all blocks but the last
     target     int64 [N]   the answer, padded to whole blocks
     noisy      int64 [N]   what the denoiser reads
     corrupted  bool  [N]   where it was replaced
-    earlier    int64 [N]   a noisier draw of the same blocks, of which `corrupted` is a subset: the step before, whose
-                           prediction is the residual context
     visibility of [clean | noisy]
     """
 
@@ -57,7 +55,6 @@ class NoisySample:
     target: Tensor
     noisy: Tensor
     corrupted: Tensor
-    earlier: Tensor
     visibility: Visibility
 
 
@@ -95,8 +92,6 @@ def make_sample(
     target[: len(answer)] = answer
     probability = noise_probability(blocks, canvas_length, settings, generator)
     hit = torch.rand(blocks, canvas_length, generator=generator) < probability
-    more = torch.rand(blocks, 1, generator=generator)
-    hit_before = hit | (torch.rand(blocks, canvas_length, generator=generator) < more)
 
     def noise() -> Tensor:
         if family == "masked":
@@ -110,18 +105,16 @@ def make_sample(
         target=target,
         noisy=torch.where(hit.flatten(), noise(), target),
         corrupted=hit.flatten(),
-        earlier=torch.where(hit_before.flatten(), noise(), target),
         visibility=staircase(len(prompt) + len(target), len(prompt), canvas_length, clean_length=clean_length),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class NoisyBatch:
-    """Samples padded to one length. ids, earlier_ids, positions int64 [B, T]; mask bool [B, T, T];
+    """Samples padded to one length. ids, positions int64 [B, T]; mask bool [B, T, T];
     noisy bool [B, T] marks the noisy rows; target int64 and corrupted bool [B, T] are meaningful there."""
 
     ids: Tensor
-    earlier_ids: Tensor
     positions: Tensor
     mask: Tensor
     noisy: Tensor
@@ -150,7 +143,6 @@ def collate(samples: Sequence[NoisySample], pad_id: int, multiple: int = 8) -> N
     blank = [torch.zeros(len(s.clean), dtype=torch.bool) for s in samples]
     return NoisyBatch(
         ids=_pad([torch.cat([s.clean, s.noisy]) for s in samples], length, pad_id),
-        earlier_ids=_pad([torch.cat([s.clean, s.earlier]) for s in samples], length, pad_id),
         positions=visibility.position,
         mask=visibility.dense_mask(),
         noisy=_pad(

@@ -120,3 +120,21 @@ def reproduce(session: nox.Session) -> None:
     sync(session)
     command = ["orl-train", "reproduce", "recipes/reproduce.toml", "--out", "runs/reproduce"]
     session.run(*command, "--docs", "docs/reproduction.md", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """What docs/benchmarks.md reports, measured on this machine; leave it idle meanwhile."""
+    sync(session)
+    session.run("dlmrt", "bench", "--model", "embedded:base", "--prompts", "8", "--repeat", "3")
+    beside = ["--compare", "transformers", "--prompts", "4", "--repeat", "7", "--max-new-tokens", "128"]
+    session.run("dlmrt", "bench", "--model", "random:diffusion_gemma", *beside)
+    session.run("orl-train", "bench")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """On a CUDA device: the staircase kernel against float64."""
+    sync(session)
+    session.run("python", "-c", "import torch; assert torch.cuda.is_available(), 'there is no CUDA device'")
+    session.run("pytest", "packages/orl-train/tests/attention/test_triton_attention.py", *session.posargs)

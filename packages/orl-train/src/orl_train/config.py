@@ -47,16 +47,22 @@ def build_config(cls: type[T], data: dict[str, Any], where: str) -> T:
     values: dict[str, Any] = {}
     for name, value in data.items():
         hint = hints[name]
-        if dataclasses.is_dataclass(hint):
+        table = _table(hint)
+        if table is not None and (value is not None or table is hint):
             if not isinstance(value, dict):
                 raise ConfigError(f"{where}: {name} must be a table, not {value!r}")
-            values[name] = build_config(typing.cast(type, hint), value, f"{where}: [{name}]")
+            values[name] = build_config(table, value, f"{where}: [{name}]")
         else:
             values[name] = _checked(value, hint, f"{where}: {name}")
     try:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _table(hint: Any) -> type | None:
+    """The dataclass of a table, `Table` or `Table | None`; None for any other type."""
+    return next((kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)), None)
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
@@ -78,5 +84,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The settings as nested dictionaries, for logs and checkpoints."""
-    return dataclasses.asdict(config)
+    """The settings as nested dictionaries, for logs and checkpoints; an optional table that is not set is left out."""
+    hints = typing.get_type_hints(type(config))
+    values = dataclasses.asdict(config)
+    return {name: value for name, value in values.items() if value is not None or _table(hints[name]) is None}

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from orl_core.errors import ConfigError, require_at_least
-from orl_train.optim import RESIDUAL_PREFIX
+from orl_train.optim import RESIDUAL_PREFIXES
 
 _NAME = "default"
 _BASE = ".base_layer."
-_LAYERS = r"model\.layers\.\d+\..*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+_LAYERS = r"model\.layers\.\d+\..*(q_proj|k_proj|v_proj|o_proj|query_key_value|dense|gate_proj|up_proj|down_proj)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,20 @@ def add_lora(model: nn.Module, settings: LoraSettings) -> None:
     except ValueError as error:
         raise ConfigError(f"{type(model).__name__} has no linear layers that LoRA could update: {error}") from error
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith(RESIDUAL_PREFIX) or _is_update(name))
+        parameter.requires_grad_(name.startswith(RESIDUAL_PREFIXES) or _is_update(name))
+
+
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """What training changes of a model with LoRA, under the names of its parameters: all that a checkpoint needs
+    beside the start model."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copies what `trained_state` gave into the model. Raises KeyError if a tensor is missing."""
+    for name, parameter in trained_state(model).items():
+        parameter.copy_(state[name])
 
 
 def has_lora(model: nn.Module) -> bool:
@@ -82,13 +96,19 @@ class StartModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._adapter = copy.deepcopy(model.residual_adapter)
+        self._place = _residual_place(model)
+        self._adapter: Any = copy.deepcopy(getattr(*self._place)).requires_grad_(False) if self._place else None
+
+    def to(self, device: torch.device) -> "StartModel":
+        """Moves what it holds of its own; returns itself."""
         if self._adapter is not None:
-            self._adapter.requires_grad_(False)
+            self._adapter.to(device)
+        return self
 
     def __call__(self, **inputs: Any) -> Tensor:
-        trained, layers = self.model.residual_adapter, _updated_layers(self.model).values()
-        self.model.residual_adapter = self._adapter
+        layers = _updated_layers(self.model).values()
+        trained = getattr(*self._place) if self._place else None
+        self._put(self._adapter)
         for layer in layers:
             layer.enable_adapters(False)
         try:
@@ -96,7 +116,24 @@ class StartModel:
         finally:
             for layer in layers:
                 layer.enable_adapters(True)
-            self.model.residual_adapter = trained
+            self._put(trained)
+
+    def _put(self, adapter: Any) -> None:
+        if self._place:
+            setattr(*self._place, adapter)
+
+
+def _residual_place(model: nn.Module) -> tuple[nn.Module, str] | None:
+    """The module that holds the residual pathway, and its name there; None for a model without one."""
+    for prefix in RESIDUAL_PREFIXES:
+        owner, _, name = prefix.removesuffix(".").rpartition(".")
+        try:
+            place = model.get_submodule(owner)
+        except AttributeError:
+            continue
+        if getattr(place, name, None) is not None:
+            return place, name
+    return None
 
 
 def _is_update(name: str) -> bool:
@@ -105,4 +142,4 @@ def _is_update(name: str) -> bool:
 
 def _updated_layers(model: nn.Module) -> dict[str, Any]:
     """peft's layers by name."""
-    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    return {name: module for name, module in model.named_modules(remove_duplicate=False) if hasattr(module, "lora_A")}

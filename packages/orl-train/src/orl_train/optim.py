@@ -12,6 +12,7 @@ from torch import nn
 from orl_core.errors import ConfigError
 
 RESIDUAL_PREFIX = "residual_adapter."
+RESIDUAL_PREFIXES = (RESIDUAL_PREFIX, "model.decoder.self_conditioning.")  # the latter: DiffusionGemma's own
 _NO_MATRIX = ("embed", "lm_head", "lora_")
 
 
@@ -41,14 +42,15 @@ class OptimizerConfig:
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """[Muon, AdamW], each with the residual pathway as a parameter group of its own; frozen parameters are left out.
 
-    LoRA's factors go to AdamW: Muon's orthogonal updates are meant for whole matrices.
+    LoRA's factors go to AdamW: Muon's orthogonal updates are meant for whole matrices. One without parameters is left
+    out.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         matrix = parameter.dim() == 2 and not any(part in name for part in _NO_MATRIX)
-        groups.setdefault((matrix, name.startswith(RESIDUAL_PREFIX)), []).append(parameter)
+        groups.setdefault((matrix, name.startswith(RESIDUAL_PREFIXES)), []).append(parameter)
 
     def group_list(matrix: bool, lr: float) -> list[dict[str, object]]:
         return [
@@ -58,13 +60,12 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
         ]
 
     decay = config.weight_decay
-    muon = torch.optim.Muon(
-        group_list(True, config.muon_lr), lr=config.muon_lr, weight_decay=decay, adjust_lr_fn="original"
-    )
-    adam = torch.optim.AdamW(
-        group_list(False, config.adam_lr), lr=config.adam_lr, weight_decay=decay, betas=(0.9, 0.95)
-    )
-    return [muon, adam]
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices := group_list(True, config.muon_lr):
+        optimizers.append(torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=decay, adjust_lr_fn="original"))
+    if others := group_list(False, config.adam_lr):
+        optimizers.append(torch.optim.AdamW(others, lr=config.adam_lr, weight_decay=decay, betas=(0.9, 0.95)))
+    return optimizers
 
 
 def schedule_factor(step: int, total: int, config: OptimizerConfig) -> float:

@@ -289,6 +289,9 @@ def pretrain(
     checkpoints = out / "checkpoints"
     first = resume_run(accelerator, to_dict(config), checkpoints) if resume else 0
 
+    def write_model(folder: Path) -> None:
+        save_model(accelerator.unwrap_model(model), tokenizer, folder, torch.float32)
+
     with deferred_interrupt() as interrupt:
         for step in range(first, config.steps):
             started = time.perf_counter()
@@ -321,7 +324,7 @@ def pretrain(
                 )
             stop = _on_any_rank(accelerator, interrupt.requested)
             if done < config.steps and (stop or done % config.save_every == 0):
-                save_run(accelerator, model, tokenizer, to_dict(config), checkpoints, done, config.keep)
+                save_run(accelerator, write_model, to_dict(config), checkpoints, done, config.keep)
             if stop and done < config.steps:
                 raise KeyboardInterrupt
         final = out / "model"

@@ -1,7 +1,8 @@
 """What a training run writes: model folders that dlmrt and transformers load, and checkpoints that a run continues."""
 
 import pickle
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
@@ -19,7 +21,17 @@ from orl_train import checkpoint
 from orl_train.data.tokenizer import EOS, MASK, PAD, tokenizer_config
 from orl_train.errors import CheckpointError
 from orl_train.generation import default_decoder
+from orl_train.lora import has_lora, load_trained_state, trained_state
 from orl_train.models.qwen_dlm import QwenDLMForBlockDiffusion
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+UPDATES = "updates.safetensors"
 
 
 @contextmanager
@@ -34,17 +46,28 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def save_model(model: QwenDLMForBlockDiffusion, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype) -> None:
-    """Writes an ordinary Hugging Face folder with decoding defaults, loadable by dlmrt and transformers."""
-    state = {name: tensor.detach().to(dtype) for name, tensor in model.state_dict().items()}
+def save_weights(model: Any, state: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
+    """Writes config.json and `state`, the model's whole state under its checkpoint names, as safetensors."""
     with no_progress_bars():
-        model.save_pretrained(folder, state_dict=state)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK)
-    fast.save_pretrained(str(folder))
-    checkpoint.write_json(folder / "tokenizer_config.json", tokenizer_config())
+        model.save_pretrained(folder, state_dict={name: tensor.detach().to(dtype) for name, tensor in state.items()})
     config = checkpoint.read_json(folder / "config.json")
     config["dtype"] = str(dtype).removeprefix("torch.")
     checkpoint.write_json(folder / "config.json", config)
+
+
+def copy_companions(start: Path, folder: Path) -> None:
+    """Copies what makes a model folder complete beside its weights: tokenizer, chat template, decoding defaults."""
+    for name in COMPANIONS:
+        if (start / name).is_file():
+            shutil.copyfile(start / name, folder / name)
+
+
+def save_model(model: QwenDLMForBlockDiffusion, tokenizer: Tokenizer, folder: Path, dtype: torch.dtype) -> None:
+    """Writes an ordinary Hugging Face folder with decoding defaults, loadable by dlmrt and transformers."""
+    save_weights(model, model.state_dict(), folder, dtype)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK)
+    fast.save_pretrained(str(folder))
+    checkpoint.write_json(folder / "tokenizer_config.json", tokenizer_config())
     checkpoint.write_json(
         folder / "generation_config.json",
         {
@@ -57,14 +80,24 @@ def save_model(model: QwenDLMForBlockDiffusion, tokenizer: Tokenizer, folder: Pa
 
 
 def keep_weights_in_model_folder(accelerator: Accelerator) -> None:
-    """accelerate saves and loads everything but the weights: these are in `model/` beside its `state/`, once."""
+    """accelerate saves and loads everything but the weights: these are in `model/` beside its `state/`, once.
+
+    Under LoRA those hold the updates added in, and `state/` keeps what is trained by itself.
+    """
 
     def skip(models: list[Any], weights: list[Any], folder: str) -> None:
         weights.clear()
+        for model in map(accelerator.unwrap_model, models):
+            if has_lora(model):
+                save_file(trained_state(model), Path(folder) / UPDATES)
 
     def load(models: list[Any], folder: str) -> None:
         while models:
-            load_model(accelerator.unwrap_model(models.pop()), Path(folder).parent / "model" / "model.safetensors")
+            model = accelerator.unwrap_model(models.pop())
+            if has_lora(model):
+                load_trained_state(model, load_file(Path(folder) / UPDATES))
+            else:
+                load_model(model, Path(folder).parent / "model" / "model.safetensors")
 
     accelerator.register_save_state_pre_hook(skip)
     accelerator.register_load_state_pre_hook(load)
@@ -72,18 +105,20 @@ def keep_weights_in_model_folder(accelerator: Accelerator) -> None:
 
 def save_run(
     accelerator: Accelerator,
-    model: Any,
-    tokenizer: Tokenizer,
+    write_model: Callable[[Path], None],
     settings: dict[str, Any],
     folder: Path,
     step: int,
     keep: int,
 ) -> None:
-    """Writes the checkpoint after `step` updates below `folder` and removes all but the newest `keep`."""
+    """Writes the checkpoint after `step` updates below `folder` and removes all but the newest `keep`.
+
+    write_model: writes the model in float32 to the folder it is given.
+    """
 
     def write(target: Path) -> None:
         accelerator.save_state(str(target / "state"))
-        save_model(accelerator.unwrap_model(model), tokenizer, target / "model", torch.float32)
+        write_model(target / "model")
         checkpoint.write_json(target / "run.json", {"step": step, "config": settings})
 
     if accelerator.is_main_process:

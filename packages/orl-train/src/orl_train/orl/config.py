@@ -6,6 +6,7 @@ from typing import Any, Literal
 from orl_core.decoders import Decoder, EntropyBound, Threshold
 from orl_core.errors import ConfigError, require_at_least, require_range
 from orl_core.losses import OrlLossConfig
+from orl_train.lora import LoraSettings
 from orl_train.optim import OptimizerConfig
 from orl_train.replay import ReplaySettings
 
@@ -60,6 +61,7 @@ class OrlConfig:
     residual: False trains and rolls out without the residual pathway. off_policy: rollouts come from the start model.
     evaluate_every: updates between evaluations on `evaluate_problems` dev problems (0: never).
     max_barren: updates in a row without any verified answer after which the run stops.
+    lora: trains low-rank updates of the body and the residual adapter instead of all weights; needs orl-train[lora].
     """
 
     start: str
@@ -80,6 +82,7 @@ class OrlConfig:
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(muon_lr=0.004, adam_lr=5e-4, residual_factor=0.5, warmup=10)
     )
+    lora: LoraSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("updates", "save_every", "keep", "max_barren"):

@@ -10,33 +10,33 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
-from tokenizers import Tokenizer
 
 from orl_core.arithmetic import problems, verify
-from orl_core.errors import ConfigError
 from orl_core.protocols import Verifier
 from orl_core.trajectory import Trajectory
 from orl_train import checkpoint
-from orl_train.attention.interface import NAME
 from orl_train.config import to_dict
-from orl_train.engine_rollout import make_rollout
+from orl_train.engine_rollout import make_rollout, refresh_rollout
 from orl_train.errors import NonFiniteLossError, TrainError
 from orl_train.evaluate import evaluate
 from orl_train.interrupt import deferred_interrupt
+from orl_train.lora import add_lora
 from orl_train.model_folder import model_folder
-from orl_train.models.qwen_dlm import QwenDLMForBlockDiffusion
 from orl_train.optim import build_optimizers, schedule_factor
 from orl_train.orl.answers import collect_answers, entropy_at
 from orl_train.orl.config import OrlConfig
 from orl_train.orl.controls import control_gradients, solution_pairs, verified_pairs
+from orl_train.orl.start import load_model, load_tokenizer, reference_model, stop_ids
 from orl_train.replay import ReplaySums, cost_model, make_packs, rank_share, replay_backward, select_units
-from orl_train.saving import keep_weights_in_model_folder, no_progress_bars, resume_run, save_model, save_run
+from orl_train.saving import copy_companions, keep_weights_in_model_folder, resume_run, save_run, save_weights
+from orl_train.sharding import add_up_gradients, whole_state
 
 Kept = Sequence[tuple[Trajectory, int]]
 
@@ -57,23 +57,28 @@ class OrlRun:
         # the schedules count updates, whatever the number of ranks
         self.accelerator = Accelerator(step_scheduler_with_optimizer=False)
         set_seed(config.seed)
-        start = model_folder(config.start)
-        model = load_model(start)
-        self.tokenizer = load_tokenizer(start, model)
+        self.start = model_folder(config.start)
+        model = load_model(self.start)
+        self.tokenizer = load_tokenizer(self.start, model)
+        stops = stop_ids(model)
+        if config.lora is not None:
+            add_lora(model, config.lora)
         self.reference = reference_model(config, model)
+        if self.reference is not None:
+            self.reference.to(self.accelerator.device)
         self.optimizers: Any = build_optimizers(model, config.optimizer)
         self.schedules: Any = [
             torch.optim.lr_scheduler.LambdaLR(o, lambda step: schedule_factor(step, config.updates, config.optimizer))
             for o in self.optimizers
         ]
         prepared: Any = self.accelerator.prepare(model, *self.optimizers, *self.schedules)
-        self.model, self.optimizers, self.schedules = prepared[0], prepared[1:3], prepared[3:5]
+        count = len(self.optimizers)
+        self.optimizers, self.schedules = prepared[1 : 1 + count], prepared[1 + count :]
         keep_weights_in_model_folder(self.accelerator)
-        self.plain: QwenDLMForBlockDiffusion = self.accelerator.unwrap_model(self.model)
-        stop_ids = frozenset([self.plain.config.eos_token_id])
-        self.rollout = make_rollout(self.plain, stop_ids, config.rollout.engine)
+        self.plain: Any = self.accelerator.unwrap_model(prepared[0])
+        self.rollout = make_rollout(self.plain, stops, config.rollout.engine)
         frozen = copy.deepcopy(self.plain).eval() if config.off_policy else None
-        self.behaviour = make_rollout(frozen, stop_ids, config.rollout.engine) if frozen else self.rollout
+        self.behaviour = make_rollout(frozen, stops, config.rollout.engine) if frozen else self.rollout
 
     def run(self, *, resume: bool = True, report: Callable[[dict[str, float]], None] = lambda _: None) -> Path:
         """Trains and returns the folder of the final model, `out/model`; `report` receives each update's metrics.
@@ -99,12 +104,13 @@ class OrlRun:
                     metrics |= self.evaluation()
                 report(metrics)
                 if interrupt.requested or (done % config.save_every == 0 and done < config.updates):
-                    save_run(self.accelerator, self.model, self.tokenizer, to_dict(config), folder, done, config.keep)
+                    write = partial(self._write_model, dtype=torch.float32)
+                    save_run(self.accelerator, write, to_dict(config), folder, done, config.keep)
                 if interrupt.requested:
                     raise KeyboardInterrupt
         final = self.out / "model"
         if self.accelerator.is_main_process:
-            checkpoint.write_folder(final, lambda f: save_model(self.plain, self.tokenizer, f, torch.bfloat16))
+            checkpoint.write_folder(final, partial(self._write_model, dtype=torch.bfloat16))
         self.accelerator.wait_for_everyone()
         return final
 
@@ -112,6 +118,7 @@ class OrlRun:
         """Rolls out, trains on what verified, and returns the update's metrics."""
         began = time.perf_counter()
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        refresh_rollout(self.rollout, self.plain)
         answers = collect_answers(
             self.behaviour,
             self.tokenizer,
@@ -153,6 +160,7 @@ class OrlRun:
     def evaluation(self) -> dict[str, float]:
         """Greedy accuracy and TPF on dev problems, at the middle of the rollouts' thresholds."""
         settings = replace(self.config.rollout, temperature=0.0)
+        refresh_rollout(self.rollout, self.plain)
         result = evaluate(
             self.rollout,
             self.tokenizer,
@@ -163,6 +171,10 @@ class OrlRun:
         )
         return {f"dev_{name}": float(value) for name, value in asdict(result).items()}
 
+    def _write_model(self, folder: Path, dtype: torch.dtype) -> None:
+        save_weights(self.plain, whole_state(self.plain), folder, dtype)
+        copy_companions(self.start, folder)
+
     def _gradients(self, kept: Kept, update: int) -> ReplaySums:
         config, accelerator = self.config, self.accelerator
         if config.method == "orl":
@@ -171,7 +183,7 @@ class OrlRun:
             costs = cost_model(self.plain.config)
             units = rank_share(units, costs, accelerator.process_index, accelerator.num_processes)
             sums = replay_backward(
-                self.model,
+                self.plain,
                 self.reference,
                 make_packs(units, self.plain.family, config.replay.token_budget),
                 config.loss,
@@ -188,9 +200,7 @@ class OrlRun:
             )
             sums = control_gradients(accelerator, self.plain, pairs, config, update)
         if accelerator.num_processes > 1:  # the loss is normalised by the whole update, so gradients are summed
-            for parameter in self.plain.parameters():
-                grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-                parameter.grad = accelerator.reduce(grad)  # pyright: ignore[reportAttributeAccessIssue]
+            add_up_gradients(self.plain)
         return sums
 
     def _step(self, sums: ReplaySums, update: int) -> None:
@@ -199,7 +209,7 @@ class OrlRun:
                 f"the loss is {sums.total} at update {update}; the last good checkpoint is "
                 f"{checkpoint.latest(self.out / 'checkpoints')}. Resume it with a lower learning rate"
             )
-        self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm)
+        self.accelerator.clip_grad_norm_(self.plain.parameters(), self.config.optimizer.clip_norm)
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             schedule.step()
@@ -216,37 +226,3 @@ class OrlRun:
         added = adapter(block.z[1:].to(device)).norm(dim=-1)
         embedded = self.plain.embedding[block.canvas[1:].to(device)].norm(dim=-1)
         return float((added / embedded.clamp(min=1e-6)).mean())
-
-
-def load_model(folder: Path) -> QwenDLMForBlockDiffusion:
-    """A QwenDLM checkpoint in float32 with staircase attention. Raises ConfigError if it is none."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{str(folder)!r} holds no model: there is no config.json; give a model folder")
-    with no_progress_bars():
-        return QwenDLMForBlockDiffusion.from_pretrained(folder, dtype=torch.float32, attn_implementation=NAME)
-
-
-def load_tokenizer(folder: Path, model: QwenDLMForBlockDiffusion) -> Tokenizer:
-    """The start model's tokenizer. Raises ConfigError if it is missing or has more tokens than the model."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"there is no tokenizer.json in {folder}; copy the model's own there")
-    tokenizer = Tokenizer.from_file(str(path))
-    size, rows = tokenizer.get_vocab_size(), model.config.vocab_size
-    if size > rows:
-        raise ConfigError(
-            f"the tokenizer has {size} tokens but the model {rows} embeddings; use the model's own tokenizer"
-        )
-    return tokenizer
-
-
-def reference_model(config: OrlConfig, model: QwenDLMForBlockDiffusion) -> QwenDLMForBlockDiffusion | None:
-    """The frozen reference of the KL, None where its weight is 0. Raises ConfigError for one of another vocabulary."""
-    if config.loss.kl_weight == 0 or config.method != "orl":
-        return None
-    reference = copy.deepcopy(model) if config.reference is None else load_model(model_folder(config.reference))
-    for name in ("vocab_size", "hidden_size", "canvas_length", "state_family"):
-        ours, theirs = getattr(model.config, name), getattr(reference.config, name)
-        if ours != theirs:
-            raise ConfigError(f"the reference model has {name} {theirs} but the start model {ours}; they must agree")
-    return reference.requires_grad_(False).eval()

@@ -13,7 +13,7 @@ from orl_train import checkpoint
 from orl_train.engine_rollout import make_rollout
 from orl_train.evaluate import grade, summarize
 from orl_train.orl.config import RolloutSettings
-from orl_train.orl.run import load_model, load_tokenizer
+from orl_train.orl.start import load_model, load_tokenizer
 from orl_train.reproduce.arms import fingerprint, settings_key
 from orl_train.reproduce.files import write_json
 

@@ -62,7 +62,8 @@ def build_config(cls: type[T], data: dict[str, Any], where: str) -> T:
 
 def _table(hint: Any) -> type | None:
     """The dataclass of a table, `Table` or `Table | None`; None for any other type."""
-    return next((kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+    kinds = (hint, *typing.get_args(hint))
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from orl_core.errors import ConfigError, require_at_least
+from orl_train.models.diffusion_gemma import DiffusionGemmaForBlockDiffusion
 from orl_train.optim import RESIDUAL_PREFIXES
 
 _NAME = "default"
 _BASE = ".base_layer."
-_LAYERS = r"model\.layers\.\d+\..*(q_proj|k_proj|v_proj|o_proj|query_key_value|dense|gate_proj|up_proj|down_proj)"
+_LAYERS = (
+    r"model\.(decoder\.)?layers\.\d+\..*(q_proj|k_proj|v_proj|o_proj|query_key_value|dense|gate_proj|up_proj|down_proj)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ def add_lora(model: nn.Module, settings: LoraSettings) -> None:
         inject_adapter_in_model(config, model, _NAME)
     except ValueError as error:
         raise ConfigError(f"{type(model).__name__} has no linear layers that LoRA could update: {error}") from error
+    if isinstance(model, DiffusionGemmaForBlockDiffusion):
+        model.share_layers()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(RESIDUAL_PREFIXES) or _is_update(name))
 

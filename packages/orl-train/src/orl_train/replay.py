@@ -1,7 +1,7 @@
 """Replay of captured states under the training model: packs in, losses and gradients out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,15 +35,17 @@ class ReplaySettings:
 
 
 def cost_model(config: Any) -> CostModel:
-    """The cost of packed tokens on a Qwen3-style model."""
+    """The cost of packed tokens on a model of this configuration, all of whose layers are taken to be as its first."""
+    text = config.get_text_config()
+    layer = text.per_layer_config[0]
     return CostModel.of_transformer(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        intermediate=config.intermediate_size,
-        vocab_size=config.vocab_size,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_heads=layer.num_key_value_heads,
+        head_dim=layer.head_dim,
+        intermediate=text.intermediate_size,
+        vocab_size=text.vocab_size,
     )
 
 
@@ -70,10 +72,23 @@ def rank_share(units: Sequence[ReplayUnit], costs: CostModel, rank: int, world: 
     return [units[i] for i in balanced_partition(loads, world)[rank]]
 
 
-def make_packs(units: Sequence[ReplayUnit], family: Family, token_budget: int) -> list[PackedReplay]:
-    """Packs of at most `token_budget` tokens."""
+def make_packs(
+    units: Sequence[ReplayUnit], family: Family, token_budget: int, context_blocks: int | None = None
+) -> list[PackedReplay]:
+    """Packs of at most `token_budget` tokens. context_blocks: see `pack_context`."""
     bins = first_fit_decreasing([unit.tokens for unit in units], token_budget)
-    return [pack([units[i] for i in members], family) for members in bins]
+    return [pack_context([units[i] for i in members], family, context_blocks) for members in bins]
+
+
+def pack_context(units: Sequence[ReplayUnit], family: Family, context_blocks: int | None) -> PackedReplay:
+    """One pack. context_blocks: length of the blocks, laid from position 0, in which clean tokens see one another
+    (LLaDA2, whose states start at multiples of it); None for a token-causal context."""
+    packed = pack(units, family)
+    if context_blocks is None:
+        return packed
+    seen = packed.visibility
+    blocks = (seen.position // context_blocks + 1) * context_blocks
+    return replace(packed, visibility=replace(seen, limit=torch.where(seen.state == 0, blocks, seen.limit)))
 
 
 def replay_logits(model: Any, packed: PackedReplay, plan: AttentionPlan, residual: bool) -> Tensor:

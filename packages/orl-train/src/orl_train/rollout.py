@@ -34,10 +34,9 @@ class _Row:
 
 
 class ReferenceRollout:
-    """An orl_core.protocols.RolloutEngine over a Denoiser with a token-causal context and blocks from the prompt's end.
+    """An orl_core.protocols.RolloutEngine over a trainable model of `orl_train.models`.
 
-    model: a trainable model with `denoise`, `embedding`, `family` and a `config` that has canvas_length, mask_token_id,
-    vocab_size and max_position_embeddings. stop_ids: tokens after which an answer ends.
+    stop_ids: tokens after which an answer ends.
     capture: "async" copies captured states in a worker thread, "sync" between the steps; the trajectories are the same.
     capture_limit_mib: most memory that the pages of captured states may take, None for what is available.
     """
@@ -76,8 +75,8 @@ class ReferenceRollout:
         capturing = StateCapture(self._room(len(rows), decoder), self.capture_mode) if capture and rows else None
         with capturing or nullcontext():
             while live := [row for row in rows if row.finish_reason is None]:
-                tokens_BC = self._denoise_block(live, decoder, block, residual, capturing)
-                for row, tokens in zip(live, tokens_BC.tolist(), strict=True):
+                answers = self._denoise_block(live, decoder, block, residual, capturing)
+                for row, tokens in zip(live, answers, strict=True):
                     self._take_answer(row, tokens, max_new_tokens)
                 block += 1
         return [
@@ -120,17 +119,22 @@ class ReferenceRollout:
 
     def _denoise_block(
         self, rows: list[_Row], decoder: Decoder, block: int, residual: bool, capturing: StateCapture | None
-    ) -> Tensor:
-        """Denoises the next block of every row and appends its traces; the block's tokens, int64 [B, C]."""
-        device, canvas = self.model.embedding.device, self.canvas_length
-        context_BT, visibility = _context(rows, canvas, device)
-        mask = visibility.dense_mask()
+    ) -> list[list[int]]:
+        """Denoises the next block of every row and appends its traces; the new tokens of each."""
+        embedding, canvas, blocks = self.model.embedding, self.canvas_length, self.model.context_blocks
+        device = embedding.device
+        starts = [len(row.context) // blocks * blocks if blocks else len(row.context) for row in rows]
+        tails = [row.context[start:] for row, start in zip(rows, starts, strict=True)]
+        context_BT, visibility = _context([row.context for row in rows], starts, canvas, blocks, device)
+        mask = self.model.attention_mask(visibility)
         seeds_B = torch.tensor([row.seed for row in rows], device=device)
         block_B = torch.full_like(seeds_B, block)
         draws = CounterRng(seeds_B)
-        everywhere_BC = torch.ones(len(rows), canvas, dtype=torch.bool, device=device)
-        state = decoder.init(torch.zeros_like(everywhere_BC, dtype=torch.int64), everywhere_BC, draws, block_B)
-        z_BCd = self.model.embedding.new_zeros(len(rows), canvas, self.model.embedding.shape[1])
+        fixed_BC = torch.tensor([[*tail, *[0] * (canvas - len(tail))] for tail in tails], device=device)
+        first_B = torch.tensor([len(tail) for tail in tails], device=device)
+        editable_BC = torch.arange(canvas, device=device) >= first_B[:, None]
+        state = decoder.init(fixed_BC, editable_BC, draws, block_B)
+        z_BCd = embedding.new_zeros(len(rows), canvas, embedding.shape[1])
         for step in range(decoder.max_steps):
             consumed = (state.canvas, z_BCd, state.unresolved)
             receives_BC = residual_receivers(decoder.family, state.unresolved, state.step > 0) & residual
@@ -138,17 +142,15 @@ class ReferenceRollout:
             logits_BCV = logits_BCV / decoder.temperature(state)[:, None, None]
             stats = self._stats(logits_BCV, decoder, draws, block_B, state)
             state = decoder.step(stats, state, draws, block_B)
-            z_BCd = expected_embedding(torch.softmax(logits_BCV, -1), self.model.embedding)
+            z_BCd = expected_embedding(torch.softmax(logits_BCV, -1), embedding)
             if capturing is not None:
                 capturing.record(step, *consumed, stats.entropy, stats.top_prob)
             if bool(state.done.all()):
                 break
         tokens_BC = decoder.result(state)
         for index, row in enumerate(rows):
-            row.blocks.append(
-                _trace(capturing, index, int(state.step[index]), tokens_BC[index], block, len(row.context))
-            )
-        return tokens_BC
+            row.blocks.append(_trace(capturing, index, int(state.step[index]), tokens_BC[index], block, starts[index]))
+        return [tokens[len(tail) :] for tokens, tail in zip(tokens_BC.tolist(), tails, strict=True)]
 
     def _logits(
         self,
@@ -164,7 +166,7 @@ class ReferenceRollout:
         z = torch.cat([z_BCd.new_zeros(len(ids), context, z_BCd.shape[-1]), z_BCd], 1)
         receives = torch.cat([torch.zeros_like(context_BT, dtype=torch.bool), receives_BC], 1)
         hidden = self.model.hidden(ids, positions, mask, z, receives)
-        logits = self.model.lm_head(hidden[:, context:]).float()
+        logits = self.model.logits(hidden[:, context:]).float()
         if self.suppressed is not None:
             logits[..., self.suppressed] = -torch.inf
         return logits
@@ -187,14 +189,20 @@ def _trace(
     return partial(BlockTrace.uncaptured, steps, tokens.cpu(), block, start)
 
 
-def _context(rows: list[_Row], canvas: int, device: torch.device) -> tuple[Tensor, Visibility]:
-    """Contexts padded on the right, int64 [B, longest], and the visibility of [context | canvas]."""
-    lengths = torch.tensor([len(row.context) for row in rows])
-    longest = int(lengths.max())
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    for line, row in zip(ids, rows, strict=True):
-        line[: len(row.context)] = torch.tensor(row.context)
-    position = torch.arange(longest + canvas).repeat(len(rows), 1)
+def _context(
+    contexts: list[list[int]], starts: list[int], canvas: int, blocks: int | None, device: torch.device
+) -> tuple[Tensor, Visibility]:
+    """What precedes the canvases, padded on the right, int64 [B, longest], and the visibility of [context | canvas].
+
+    blocks: length of the blocks in which clean tokens see one another, None for a token-causal context.
+    """
+    lengths = torch.tensor(starts)
+    longest = max(starts)
+    ids = torch.zeros(len(starts), longest, dtype=torch.int64)
+    for line, context, start in zip(ids, contexts, starts, strict=True):
+        line[:start] = torch.tensor(context[:start])
+    position = torch.arange(longest + canvas).repeat(len(starts), 1)
+    clean_limit = position + 1 if blocks is None else (position // blocks + 1) * blocks
     is_canvas = position >= longest
     real = is_canvas | (position < lengths[:, None])
     canvas_position = position - longest + lengths[:, None]
@@ -202,7 +210,7 @@ def _context(rows: list[_Row], canvas: int, device: torch.device) -> tuple[Tenso
         segment=torch.where(real, 0, PADDING_SEGMENT).to(device),
         position=torch.where(is_canvas, canvas_position, position).to(device),
         state=is_canvas.long().to(device),
-        limit=torch.where(is_canvas, lengths[:, None], position + 1).to(device),
+        limit=torch.where(is_canvas, lengths[:, None], clean_limit).to(device),
     )
     return ids.to(device), visibility
 

@@ -47,9 +47,14 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def save_weights(model: Any, state: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
-    """Writes config.json and `state`, the model's whole state under its checkpoint names, as safetensors."""
+    """Writes config.json and `state`, the model's whole state under its checkpoint names, as safetensors.
+
+    Tied weights are written once.
+    """
+    tied = {name for name, source in model.all_tied_weights_keys.items() if source in state}
+    written = {name: tensor.detach().to(dtype) for name, tensor in state.items() if name not in tied}
     with no_progress_bars():
-        model.save_pretrained(folder, state_dict={name: tensor.detach().to(dtype) for name, tensor in state.items()})
+        model.save_pretrained(folder, state_dict=written)
     config = checkpoint.read_json(folder / "config.json")
     config["dtype"] = str(dtype).removeprefix("torch.")
     checkpoint.write_json(folder / "config.json", config)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from orl_core.errors import ConfigError, ShapeError
 from orl_core.protocols import Denoiser
 from orl_core.visibility import staircase
+from orl_train.attention import attention_plan
 from orl_train.models.llada2 import LLaDA2MoeModelLM
 from orl_train.models.llada2_config import LLaDA2MoeConfig
 
@@ -37,8 +38,19 @@ def test_logits_equal_the_reference_under_each_block_mask(model, golden, block):
     causal = torch.ones(48, 48, dtype=torch.bool).tril()
     mask = golden.get(f"forward/{block}/mask_allowed", causal)
     with torch.no_grad():
-        logits = model(golden["forward/input_ids"], mask, golden["forward/position_ids"]).logits
+        logits = model(golden["forward/input_ids"], golden["forward/position_ids"], mask)
     torch.testing.assert_close(logits, golden[f"forward/{block}/logits"], atol=1e-4, rtol=0)
+
+
+def test_a_plan_gives_the_logits_of_its_dense_mask(model):
+    visibility = staircase(40, 16, 8, block_causal=True)
+    ids = torch.randint(0, 320, (1, 64), generator=torch.Generator().manual_seed(0))
+    plan = attention_plan(visibility, batch=1, device=torch.device("cpu"))
+    rows = torch.tensor([3, 41, 60])
+    with torch.no_grad():
+        dense = model(ids, visibility.position[None], visibility.dense_mask())
+        sparse = model(ids, visibility.position[None], plan, rows=rows)
+    torch.testing.assert_close(sparse, dense[0, rows], atol=1e-5, rtol=0)
 
 
 def test_each_layer_equals_the_reference(model, golden):
@@ -48,7 +60,9 @@ def test_each_layer_equals_the_reference(model, golden):
         for layer in model.model.layers
     ]
     with torch.no_grad():
-        hidden = model(golden["forward/input_ids"], golden["forward/b8/mask_allowed"]).hidden_states
+        embeds = model.model.word_embeddings(golden["forward/input_ids"])
+        mask = golden["forward/b8/mask_allowed"].expand(1, 1, 48, 48)
+        hidden = model.model(embeds, mask, golden["forward/position_ids"]).hidden_states
     for hook in hooks:
         hook.remove()
     for i in range(3):
@@ -65,7 +79,7 @@ def test_router_choices_equal_the_reference_exactly(model, golden):
         for i in (1, 2)
     ]
     with torch.no_grad():
-        model(golden["forward/input_ids"], golden["forward/b8/mask_allowed"])
+        model(golden["forward/input_ids"], golden["forward/position_ids"], golden["forward/b8/mask_allowed"])
     for hook in hooks:
         hook.remove()
     for i, (index, weight, logits) in routed.items():
@@ -186,7 +200,7 @@ def test_mask_id_defaults_to_the_published_one_where_the_vocabulary_has_it():
 def test_wrong_input_gets_an_error_that_says_what_is_right(model):
     ids = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.raises(ShapeError, match="block mask"):
-        model(ids, torch.ones(1, 4, dtype=torch.int64))
+        model(ids, ids, torch.ones(1, 4, dtype=torch.int64))
     with pytest.raises(ConfigError, match="state_family"):
         LLaDA2MoeConfig(state_family="uniform")
     with pytest.raises(ConfigError, match="rope_scaling"):

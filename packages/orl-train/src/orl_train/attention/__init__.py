@@ -33,6 +33,7 @@ class AttentionPlan:
     batch: int
     length: int
     payload: Any
+    visibility: Visibility
 
 
 def attention_plan(
@@ -61,7 +62,7 @@ def attention_plan(
         payload = _module("triton_attention").triton_plan(visibility)
     else:
         payload = _module("flex").flex_block_mask(visibility)
-    return AttentionPlan(backend, batch, shape[-1], payload)
+    return AttentionPlan(backend, batch, shape[-1], payload, visibility)
 
 
 def staircase_attention(

@@ -9,11 +9,13 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+from transformers.modeling_outputs import BaseModelOutput
 
 from orl_core.errors import ShapeError
 from orl_core.noise import Family
 from orl_core.residual import ResidualAdapter, add_residual
+from orl_core.visibility import Visibility
+from orl_train.attention import AttentionPlan, staircase_attention
 from orl_train.models.llada2_config import LLaDA2MoeConfig
 from orl_train.models.llada2_experts import LLaDA2MLP, LLaDA2Router, LLaDA2SparseMoe
 
@@ -66,13 +68,16 @@ class LLaDA2Attention(nn.Module):
             self.key_layernorm = LLaDA2RMSNorm(self.head_dim, config.rms_norm_eps)
         self.use_qk_norm = config.use_qk_norm
 
-    def forward(self, x_BTd: Tensor, cos: Tensor, sin: Tensor, mask_B1TT: Tensor) -> Tensor:
+    def forward(self, x_BTd: Tensor, cos: Tensor, sin: Tensor, mask: "Tensor | AttentionPlan") -> Tensor:
         qkv = self.query_key_value(x_BTd).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
         if self.use_qk_norm:
             q, k = self.query_layernorm(q), self.key_layernorm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y_BHTD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B1TT, enable_gqa=True)
+        if isinstance(mask, AttentionPlan):
+            y_BHTD = staircase_attention(q, k, v, mask)
+        else:
+            y_BHTD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return self.dense(y_BHTD.transpose(1, 2).flatten(-2))
 
 
@@ -87,8 +92,8 @@ class LLaDA2Layer(GradientCheckpointingLayer):
         self.input_layernorm = LLaDA2RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LLaDA2RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x_BTd: Tensor, cos: Tensor, sin: Tensor, mask_B1TT: Tensor) -> Tensor:
-        x_BTd = x_BTd + self.attention(self.input_layernorm(x_BTd), cos, sin, mask_B1TT)
+    def forward(self, x_BTd: Tensor, cos: Tensor, sin: Tensor, mask: "Tensor | AttentionPlan") -> Tensor:
+        x_BTd = x_BTd + self.attention(self.input_layernorm(x_BTd), cos, sin, mask)
         return x_BTd + self.mlp(self.post_attention_layernorm(x_BTd))
 
 
@@ -131,8 +136,10 @@ class LLaDA2MoeModel(LLaDA2MoePreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.word_embeddings = value
 
-    def forward(self, inputs_embeds: Tensor, attention_mask: Tensor, position_ids: Tensor) -> BaseModelOutput:
-        """inputs_embeds float [B, T, d]; attention_mask bool [B, 1, T, T]; position_ids int64 [B, T].
+    def forward(
+        self, inputs_embeds: Tensor, attention_mask: "Tensor | AttentionPlan", position_ids: Tensor
+    ) -> BaseModelOutput:
+        """inputs_embeds float [B, T, d]; attention_mask bool [B, 1, T, T] or a plan; position_ids int64 [B, T].
 
         `hidden_states` holds the input of the first layer and the output of each, before the final norm.
         """
@@ -176,53 +183,75 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         assert isinstance(weight, Tensor)
         return weight
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-    ) -> CausalLMOutput:
-        """Logits [B, T, V] and the hidden states of all layers.
+    @property
+    def context_blocks(self) -> int:
+        """Blocks lie at multiples of this many tokens, and a clean token sees its whole block."""
+        return self.config.canvas_length
 
-        input_ids int64 [B, T], unused if inputs_embeds float [B, T, d] is given; attention_mask bool [T, T], [B, T, T]
-        or [B, 1, T, T], True where a query (row) may attend to a key; position_ids int64 [B, T], default 0..T-1.
-        Raises ShapeError for a mask of another shape: a padding mask does not say which tokens share a block.
-        """
-        embeds = self.model.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        body = self._body(embeds, position_ids, attention_mask)
-        return CausalLMOutput(logits=self.lm_head(body.last_hidden_state), hidden_states=body.hidden_states)
+    def attention_mask(self, visibility: Visibility) -> Tensor:
+        """What `hidden` takes as its mask in a rollout: bool [.., T, T]."""
+        return visibility.dense_mask()
 
-    def _body(self, embeds: Tensor, positions: Tensor | None, mask: Tensor) -> BaseModelOutput:
-        batch, length = embeds.shape[:2]
+    def residual_signal(self, z: Tensor) -> Tensor | None:
+        """alpha * g_phi(z), [.., d]; None for a model without adapter."""
+        return None if self.residual_adapter is None else self.residual_adapter(z)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [.., V] of hidden states [.., d]."""
+        return self.lm_head(hidden)
+
+    def _layer_mask(self, mask: "Tensor | AttentionPlan", batch: int, length: int) -> "Tensor | AttentionPlan":
+        if isinstance(mask, AttentionPlan):
+            return mask
         if mask.shape[-2:] != (length, length) or mask.dim() not in (2, 3, 4):
             raise ShapeError(
                 f"attention_mask has shape {tuple(mask.shape)}; the block mask must be [T, T], [B, T, T] or "
                 f"[B, 1, T, T] with T = {length} (orl_core.visibility makes one)"
             )
-        if mask.dim() < 4:
-            mask = mask.expand(batch, length, length)[:, None]
-        if positions is None:
-            positions = torch.arange(length, device=embeds.device).expand(batch, length)
-        return self.model(embeds, mask, positions)
+        return mask if mask.dim() == 4 else mask.expand(batch, length, length)[:, None]
 
     def hidden(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, z: Tensor | None = None, receives: Tensor | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: "Tensor | AttentionPlan",
+        z: Tensor | None = None,
+        receives: Tensor | None = None,
     ) -> Tensor:
         """Final hidden states float [B, T, d]; arguments as of `denoise`."""
         embeds = self.model.word_embeddings(ids)
         if z is not None and receives is not None and self.residual_adapter is not None:
             embeds = add_residual(embeds, self.residual_adapter(z), receives)
-        hidden = self._body(embeds, positions, mask).last_hidden_state
+        hidden = self.model(embeds, self._layer_mask(mask, *ids.shape), positions).last_hidden_state
         assert hidden is not None
         return hidden
 
     def denoise(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, z: Tensor | None = None, receives: Tensor | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: "Tensor | AttentionPlan",
+        z: Tensor | None = None,
+        receives: Tensor | None = None,
     ) -> Tensor:
         """Logits float [B, T, V] (orl_core.protocols.Denoiser).
 
-        ids, positions: int64 [B, T]; mask: bool [B, T, T]; z: float [B, T, d] or None, ignored by a model without
-        adapter; receives: bool [B, T]. Raises ShapeError for a mask of another shape.
+        ids, positions: int64 [B, T]; mask: bool [T, T], [B, T, T] or [B, 1, T, T], True where a query (row) may attend
+        to a key, or an AttentionPlan; z: float [B, T, d] or None, ignored by a model without adapter; receives: bool
+        [B, T]. Raises ShapeError for a mask of another shape: a padding mask does not say which tokens share a block.
         """
         return self.lm_head(self.hidden(ids, positions, mask, z, receives))
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: "Tensor | AttentionPlan",
+        z: Tensor | None = None,
+        receives: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """`denoise` as wrappers (DDP, FSDP, LoRA) call it; with `rows`, int64 [N] indices into the B * T tokens, only
+        their logits [N, V]."""
+        hidden = self.hidden(input_ids, position_ids, attention_mask, z, receives)
+        return self.lm_head(hidden if rows is None else hidden.flatten(0, 1)[rows])

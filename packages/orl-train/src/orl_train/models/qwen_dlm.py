@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3Model
 from orl_core.errors import ConfigError, ShapeError
 from orl_core.noise import Family
 from orl_core.residual import ResidualAdapter, add_residual
+from orl_core.visibility import Visibility
 
 
 class QwenDLMConfig(Qwen3Config):
@@ -78,6 +79,23 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
     def embedding(self) -> Tensor:
         """E [V, d], with which the residual context is computed."""
         return self.model.embed_tokens.weight
+
+    @property
+    def context_blocks(self) -> None:
+        """The context is token-causal, and canvases are laid from the prompt's end."""
+        return
+
+    def attention_mask(self, visibility: Visibility) -> Tensor:
+        """What `hidden` takes as its mask in a rollout: bool [.., T, T]."""
+        return visibility.dense_mask()
+
+    def residual_signal(self, z: Tensor) -> Tensor | None:
+        """alpha * g_phi(z), [.., d]; None for a model without adapter."""
+        return None if self.residual_adapter is None else self.residual_adapter(z)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [.., V] of hidden states [.., d]."""
+        return self.lm_head(hidden)
 
     def hidden(
         self, ids: Tensor, positions: Tensor, mask: Any, z: Tensor | None = None, receives: Tensor | None = None

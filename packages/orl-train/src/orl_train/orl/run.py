@@ -33,7 +33,7 @@ from orl_train.optim import build_optimizers, schedule_factor
 from orl_train.orl.answers import collect_answers, entropy_at
 from orl_train.orl.config import OrlConfig
 from orl_train.orl.controls import control_gradients, solution_pairs, verified_pairs
-from orl_train.orl.start import load_model, load_tokenizer, reference_model, stop_ids
+from orl_train.orl.start import check_method, load_model, load_tokenizer, reference_model, stop_ids
 from orl_train.replay import ReplaySums, cost_model, make_packs, rank_share, replay_backward, select_units
 from orl_train.saving import copy_companions, keep_weights_in_model_folder, resume_run, save_run, save_weights
 from orl_train.sharding import add_up_gradients, whole_state
@@ -59,6 +59,7 @@ class OrlRun:
         set_seed(config.seed)
         self.start = model_folder(config.start)
         model = load_model(self.start)
+        check_method(config, model)
         self.tokenizer = load_tokenizer(self.start, model)
         stops = stop_ids(model)
         if config.lora is not None:
@@ -185,7 +186,7 @@ class OrlRun:
             sums = replay_backward(
                 self.plain,
                 self.reference,
-                make_packs(units, self.plain.family, config.replay.token_budget),
+                make_packs(units, self.plain.family, config.replay.token_budget, self.plain.context_blocks),
                 config.loss,
                 responses=len(kept),
                 residual=config.residual,
@@ -218,11 +219,13 @@ class OrlRun:
     @torch.no_grad()
     def _residual_ratio(self, trajectories: Sequence[Trajectory]) -> float:
         """Mean |alpha g(z)| / |E[x]| over the later states of one block."""
-        adapter = self.plain.residual_adapter
         block = next((b for t in trajectories for b in t.blocks if b.steps > 1), None)
-        if adapter is None or block is None or not self.config.residual:
+        if block is None or not self.config.residual:
             return 0.0
-        device = self.plain.embedding.device
-        added = adapter(block.z[1:].to(device)).norm(dim=-1)
-        embedded = self.plain.embedding[block.canvas[1:].to(device)].norm(dim=-1)
+        embedding = self.plain.embedding
+        signal = self.plain.residual_signal(block.z[1:].to(embedding.device))
+        if signal is None:
+            return 0.0
+        added = signal.norm(dim=-1)
+        embedded = embedding[block.canvas[1:].to(embedding.device)].norm(dim=-1)
         return float((added / embedded.clamp(min=1e-6)).mean())

@@ -12,7 +12,7 @@ from orl_train import checkpoint
 from orl_train.attention.interface import NAME
 from orl_train.lora import StartModel, has_lora
 from orl_train.model_folder import model_folder
-from orl_train.models import TRAINABLE
+from orl_train.models import TRAINABLE, QwenDLMForBlockDiffusion
 from orl_train.orl.config import OrlConfig
 from orl_train.saving import no_progress_bars
 
@@ -33,6 +33,12 @@ def load_model(folder: Path) -> Any:
     attention = NAME if kind == "qwen_dlm" else "sdpa"
     with no_progress_bars():
         return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+
+
+def check_method(config: OrlConfig, model: Any) -> None:
+    """Raises ConfigError for a control on a model that it cannot train: its noise is that of QwenDLM's blocks."""
+    if config.method != "orl" and not isinstance(model, QwenDLMForBlockDiffusion):
+        raise ConfigError(f"method is {config.method!r}, which trains qwen_dlm models only; use 'orl'")
 
 
 def load_tokenizer(folder: Path, model: Any) -> Tokenizer:

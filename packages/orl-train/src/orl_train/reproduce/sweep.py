@@ -13,7 +13,7 @@ from orl_train import checkpoint
 from orl_train.engine_rollout import make_rollout
 from orl_train.evaluate import grade, summarize
 from orl_train.orl.config import RolloutSettings
-from orl_train.orl.start import load_model, load_tokenizer
+from orl_train.orl.start import load_model, load_tokenizer, stop_ids
 from orl_train.reproduce.arms import fingerprint, settings_key
 from orl_train.reproduce.files import write_json
 
@@ -75,9 +75,8 @@ class Model:
     @cached_property
     def _loaded(self) -> tuple[RolloutEngine, Any, Any]:
         model = load_model(self.folder).eval()
-        eos_id: Any = model.config.eos_token_id
         return (
-            make_rollout(model, frozenset([eos_id]), self.settings.engine),
+            make_rollout(model, stop_ids(model), self.settings.engine),
             load_tokenizer(self.folder, model),
             model.config,
         )

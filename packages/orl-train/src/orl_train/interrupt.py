@@ -6,6 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
 
 
 class Interrupt:
@@ -19,6 +23,14 @@ class Interrupt:
             raise KeyboardInterrupt
         self.requested = True
         print("interrupted: saving after this update; press Ctrl-C again to stop at once", file=sys.stderr)
+
+
+def on_any_rank(accelerator: Accelerator, flag: bool) -> bool:
+    """True on every rank if it is True on one: ranks stop after the same update."""
+    if accelerator.num_processes == 1:
+        return flag
+    total: Any = accelerator.reduce(torch.tensor(float(flag), device=accelerator.device))
+    return bool(total)
 
 
 @contextmanager

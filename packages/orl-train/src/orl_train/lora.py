@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from orl_core.errors import ConfigError, require_at_least
 from orl_train.models.diffusion_gemma import DiffusionGemmaForBlockDiffusion
@@ -65,9 +66,17 @@ def trained_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copies what `trained_state` gave into the model. Raises KeyError if a tensor is missing."""
+    """Copies what `trained_state` gave, whole tensors, into the model. Raises KeyError if a tensor is missing."""
     for name, parameter in trained_state(model).items():
-        parameter.copy_(state[name])
+        copy_whole(state[name], parameter)
+
+
+def copy_whole(source: Tensor, target: Tensor) -> None:
+    """Copies a whole tensor, the same on every rank, into a tensor or into this rank's shard of it."""
+    source = source.to(target.device, target.dtype)
+    if isinstance(target, DTensor):
+        source = distribute_tensor(source, target.device_mesh, target.placements)
+    target.copy_(source)
 
 
 def has_lora(model: nn.Module) -> bool:

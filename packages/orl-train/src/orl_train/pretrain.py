@@ -27,7 +27,7 @@ from orl_train.config import to_dict
 from orl_train.data.noisy_batch import NoiseSettings, NoisyBatch, TokenRange, collate, make_sample, sample_generator
 from orl_train.data.tokenizer import EOS, MASK, PAD, build_tokenizer
 from orl_train.errors import NonFiniteLossError
-from orl_train.interrupt import deferred_interrupt
+from orl_train.interrupt import deferred_interrupt, on_any_rank
 from orl_train.model_folder import model_folder
 from orl_train.models.qwen_dlm import QwenDLMConfig, QwenDLMForBlockDiffusion
 from orl_train.optim import OptimizerConfig, build_optimizers, schedule_factor
@@ -322,7 +322,7 @@ def pretrain(
                         "seconds": time.perf_counter() - started,
                     }
                 )
-            stop = _on_any_rank(accelerator, interrupt.requested)
+            stop = on_any_rank(accelerator, interrupt.requested)
             if done < config.steps and (stop or done % config.save_every == 0):
                 save_run(accelerator, write_model, to_dict(config), checkpoints, done, config.keep)
             if stop and done < config.steps:
@@ -339,10 +339,3 @@ def _clip(accelerator: Accelerator, model: Any, limit: float) -> float:
     """Norm of the gradient before it is clipped to `limit`."""
     norm: Any = accelerator.clip_grad_norm_(model.parameters(), limit)
     return float(norm)
-
-
-def _on_any_rank(accelerator: Accelerator, flag: bool) -> bool:
-    """True on every rank if it is True on one: ranks stop after the same update."""
-    if accelerator.num_processes == 1:
-        return flag
-    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device)))

@@ -132,22 +132,35 @@ def save_run(
     accelerator.wait_for_everyone()
 
 
-def resume_run(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> int:
-    """Loads the newest checkpoint below `folder` and returns the updates it has seen; 0 if there is none.
+def newest_run(settings: dict[str, Any], folder: Path) -> tuple[Path | None, int]:
+    """The newest checkpoint below `folder` and the updates it has seen; (None, 0) if there is none.
 
-    Raises ConfigError if it was made with other settings, CheckpointError if it is damaged.
+    Raises ConfigError if it was made with other settings, CheckpointError if its run.json is damaged.
     """
     found = checkpoint.latest(folder)
     if found is None:
-        return 0
+        return None, 0
     run = checkpoint.read_json(found / "run.json")
     if run.get("config") != settings:
         raise ConfigError(
             f"{found} was made with other settings; use another output folder, the same settings, or --no-resume"
         )
+    if not isinstance(run.get("step"), int):
+        raise CheckpointError(f"{found} is damaged (run.json names no step); remove it")
+    return found, run["step"]
+
+
+def resume_run(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> int:
+    """Loads the newest checkpoint below `folder` and returns the updates it has seen; 0 if there is none.
+
+    Raises ConfigError if it was made with other settings, CheckpointError if it is damaged.
+    """
+    found, step = newest_run(settings, folder)
+    if found is None:
+        return 0
     try:
         accelerator.load_state(str(found / "state"))
-        return int(run["step"])
+        return step
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{found} is damaged ({error}); remove it to continue from the checkpoint before it"

@@ -4,17 +4,48 @@ The losses of an update are normalised by the whole update, so the ranks' gradie
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from orl_core.balance import CostModel, micro_batches
+from orl_core.errors import ConfigError
 from orl_core.noise import Family
-from orl_core.packing import PackedReplay, ReplayUnit, empty_pack, pack
-from orl_train.lora import has_lora, merged_state
+from orl_core.packing import PackedReplay, ReplayUnit, empty_pack
+from orl_train.lora import copy_whole, has_lora, merged_state
+from orl_train.models.diffusion_gemma import DiffusionGemmaForBlockDiffusion
+from orl_train.replay import pack_context
+
+
+def sharding_asked(accelerator: Accelerator) -> bool:
+    """Whether the accelerate configuration asks for FSDP2."""
+    return accelerator.is_fsdp2
+
+
+def shard(accelerator: Accelerator, model: Any) -> None:
+    """Divides the model over the ranks, in place, as the accelerate configuration says; gradients are summed.
+
+    Raises ConfigError for DiffusionGemma, whose encoder and decoder share weights across FSDP's units.
+    """
+    if isinstance(model, DiffusionGemmaForBlockDiffusion):
+        raise ConfigError("diffusion_gemma cannot be sharded by FSDP2; train it on one device, or with LoRA")
+    model.to(accelerator.device)
+    fsdp2_prepare_model(accelerator, model)
+    plugin: Any = accelerator.state.fsdp_plugin
+    if plugin.activation_checkpointing:
+        model.activation_checkpointing_enable()
+    sum_sharded_gradients(model)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor, its shards gathered; every rank must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -73,14 +104,19 @@ def rank_packs(
     rank: int,
     world: int,
     width: int,
+    context_blocks: int | None = None,
 ) -> list[PackedReplay]:
     """This rank's packs of at most `token_budget` tokens; every rank has as many, of nearly equal cost in each step.
 
     Under FSDP2 the ranks run every forward together, so one without work gets packs of padding. width: of z.
+    context_blocks: see `orl_train.replay.pack_context`.
     """
     loads = [costs.cost(tokens=u.tokens, pairs=u.visible_pairs, rows=u.rows) for u in units]
     steps = micro_batches(loads, [u.tokens for u in units], ranks=world, capacity=token_budget)[rank]
-    return [pack([units[i] for i in members], family) if members else empty_pack(width) for members in steps]
+    return [
+        pack_context([units[i] for i in members], family, context_blocks) if members else empty_pack(width)
+        for members in steps
+    ]
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
@@ -88,18 +124,17 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
 
     Tensors that are neither are the model's own, so that an engine over them sees every update in place.
     """
-    state = {
-        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in model.state_dict().items()
-    }
+    state = {name: whole(tensor) for name, tensor in model.state_dict().items()}
     return merged_state(model, state) if has_lora(model) else state
 
 
 @torch.no_grad()
 def load_whole_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copies whole tensors, the same on every rank, into the model's own ones or into this rank's shards of them."""
+    """Copies whole tensors, the same on every rank, into the model's own ones or into this rank's shards of them.
+
+    Raises KeyError if `state` lacks one that is not tied to another.
+    """
+    tied = getattr(model, "all_tied_weights_keys", {})
     for name, target in model.state_dict().items():
-        source = state[name].to(target.dtype)
-        if isinstance(target, DTensor):
-            source = distribute_tensor(source.to(target.device), target.device_mesh, target.placements)
-        target.copy_(source)
+        if name in state or name not in tied:
+            copy_whole(state[name], target)

@@ -180,7 +180,7 @@ def test_lora_updates_both_passes_and_ends_in_an_ordinary_folder(folder, setting
     assert reports[-1]["loss_kl"] > 0
     changed = {name for name, p in run.plain.named_parameters() if not torch.equal(p, before[name])}
     assert all("lora_" in n or "residual_adapter" in n or "self_conditioning" in n for n in changed)
-    run._write_model(tmp_path / "whole", torch.float32)
+    run._model_writer(torch.float32)(tmp_path / "whole")
     merged = load_model(tmp_path / "whole")
     trajectory = run.rollout.rollout([torch.arange(5, 30)], run.config.rollout.decoder(run.plain.config, 0.5),
         max_new_tokens=8, seeds=[0])[0]  # fmt: skip

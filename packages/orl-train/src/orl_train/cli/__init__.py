@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from orl_train import __version__
+from orl_train.cli import average as _average
 from orl_train.cli import bench as _bench
 from orl_train.cli import convert as _convert
 from orl_train.cli import orl as _orl
@@ -34,5 +35,6 @@ def main(
 app.command("convert")(_convert.convert)
 app.command("pretrain")(_pretrain.pretrain)
 app.command("orl")(_orl.orl)
+app.command("average")(_average.average)
 app.command("bench")(_bench.bench)
 app.command("reproduce")(_reproduce.reproduce)

@@ -9,8 +9,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 
 from orl_core.arithmetic import problems, verify
+from orl_core.packing import PackedReplay, ReplayUnit
 from orl_core.protocols import Verifier
 from orl_core.trajectory import Trajectory
 from orl_train import checkpoint
@@ -26,17 +26,27 @@ from orl_train.config import to_dict
 from orl_train.engine_rollout import make_rollout, refresh_rollout
 from orl_train.errors import NonFiniteLossError, TrainError
 from orl_train.evaluate import evaluate
-from orl_train.interrupt import deferred_interrupt
+from orl_train.interrupt import deferred_interrupt, on_any_rank
 from orl_train.lora import add_lora
 from orl_train.model_folder import model_folder
 from orl_train.optim import build_optimizers, schedule_factor
 from orl_train.orl.answers import collect_answers, entropy_at
 from orl_train.orl.config import OrlConfig
 from orl_train.orl.controls import control_gradients, solution_pairs, verified_pairs
-from orl_train.orl.start import check_method, load_model, load_tokenizer, reference_model, stop_ids
+from orl_train.orl.start import check_method, check_sharded, load_model, load_tokenizer, reference_model, stop_ids
 from orl_train.replay import ReplaySums, cost_model, make_packs, rank_share, replay_backward, select_units
 from orl_train.saving import copy_companions, keep_weights_in_model_folder, resume_run, save_run, save_weights
-from orl_train.sharding import add_up_gradients, whole_state
+from orl_train.sharded_run import resume_sharded_run, save_sharded_run
+from orl_train.sharding import (
+    add_up_gradients,
+    clip_gradients,
+    is_sharded,
+    rank_packs,
+    shard,
+    sharding_asked,
+    whole,
+    whole_state,
+)
 
 Kept = Sequence[tuple[Trajectory, int]]
 
@@ -65,6 +75,12 @@ class OrlRun:
         if config.lora is not None:
             add_lora(model, config.lora)
         self.reference = reference_model(config, model)
+        frozen = copy.deepcopy(model).eval().to(self.accelerator.device) if config.off_policy else None
+        if sharding_asked(self.accelerator):
+            check_sharded(config)
+            shard(self.accelerator, model)
+            if isinstance(self.reference, torch.nn.Module):
+                shard(self.accelerator, self.reference)
         if self.reference is not None:
             self.reference.to(self.accelerator.device)
         self.optimizers: Any = build_optimizers(model, config.optimizer)
@@ -72,13 +88,14 @@ class OrlRun:
             torch.optim.lr_scheduler.LambdaLR(o, lambda step: schedule_factor(step, config.updates, config.optimizer))
             for o in self.optimizers
         ]
-        prepared: Any = self.accelerator.prepare(model, *self.optimizers, *self.schedules)
-        count = len(self.optimizers)
-        self.optimizers, self.schedules = prepared[1 : 1 + count], prepared[1 + count :]
-        keep_weights_in_model_folder(self.accelerator)
-        self.plain: Any = self.accelerator.unwrap_model(prepared[0])
+        self.plain: Any = model
+        if not is_sharded(model):
+            prepared: Any = self.accelerator.prepare(model, *self.optimizers, *self.schedules)
+            count = len(self.optimizers)
+            self.optimizers, self.schedules = prepared[1 : 1 + count], prepared[1 + count :]
+            self.plain = self.accelerator.unwrap_model(prepared[0])
+            keep_weights_in_model_folder(self.accelerator)
         self.rollout = make_rollout(self.plain, stops, config.rollout.engine)
-        frozen = copy.deepcopy(self.plain).eval() if config.off_policy else None
         self.behaviour = make_rollout(frozen, stops, config.rollout.engine) if frozen else self.rollout
 
     def run(self, *, resume: bool = True, report: Callable[[dict[str, float]], None] = lambda _: None) -> Path:
@@ -87,8 +104,8 @@ class OrlRun:
         The first Ctrl-C saves a checkpoint after the update it falls into, then raises KeyboardInterrupt.
         Raises NonFiniteLossError, NoVerifiedAnswersError, VerifierError, CheckpointError.
         """
-        config, folder = self.config, self.out / "checkpoints"
-        first = resume_run(self.accelerator, to_dict(config), folder) if resume else 0
+        config, main = self.config, self.accelerator.is_main_process
+        first = self._resume() if resume else 0
         barren = 0
         with deferred_interrupt() as interrupt:
             for update in range(first, config.updates):
@@ -103,15 +120,17 @@ class OrlRun:
                 done = update + 1
                 if config.evaluate_every and done % config.evaluate_every == 0:
                     metrics |= self.evaluation()
-                report(metrics)
-                if interrupt.requested or (done % config.save_every == 0 and done < config.updates):
-                    write = partial(self._write_model, dtype=torch.float32)
-                    save_run(self.accelerator, write, to_dict(config), folder, done, config.keep)
-                if interrupt.requested:
+                if main:
+                    report(metrics)
+                stop = on_any_rank(self.accelerator, interrupt.requested)
+                if stop or (done % config.save_every == 0 and done < config.updates):
+                    self._save(done)
+                if stop:
                     raise KeyboardInterrupt
         final = self.out / "model"
-        if self.accelerator.is_main_process:
-            checkpoint.write_folder(final, partial(self._write_model, dtype=torch.bfloat16))
+        write = self._model_writer(torch.bfloat16)
+        if main:
+            checkpoint.write_folder(final, write)
         self.accelerator.wait_for_everyone()
         return final
 
@@ -137,7 +156,9 @@ class OrlRun:
             sums = self._gradients(kept, update)
             self._step(sums, update)
         trajectories = answers.trajectories
-        forwards = sum(t.forwards for t in trajectories)
+        counts = (sum(answers.verified), len(answers.verified), answers.failures)
+        counts += (sum(len(t.response_ids) for t in trajectories), sum(t.forwards for t in trajectories))
+        verified, answered, failures, generated, forwards = self._total(counts)
         return {
             "step": update + 1,
             "loss": sums.total,
@@ -147,10 +168,10 @@ class OrlRun:
             "uncertain": sums.uncertain,
             "anchored": sums.anchored,
             "tokens": sums.tokens,
-            "reward": sum(answers.verified) / max(1, len(answers.verified)),
+            "reward": verified / max(1, answered),
             "retained": len(kept),
-            "verifier_failures": answers.failures,
-            "tpf": sum(len(t.response_ids) for t in trajectories) / max(1, forwards),
+            "verifier_failures": failures,
+            "tpf": generated / max(1, forwards),
             **{f"entropy_step_{step}": entropy_at(trajectories, step) for step in (0, 1, 2, 4, 8)},
             "residual_ratio": self._residual_ratio(trajectories),
             "lr": self.schedules[0].get_last_lr()[0],
@@ -172,21 +193,46 @@ class OrlRun:
         )
         return {f"dev_{name}": float(value) for name, value in asdict(result).items()}
 
-    def _write_model(self, folder: Path, dtype: torch.dtype) -> None:
-        save_weights(self.plain, whole_state(self.plain), folder, dtype)
-        copy_companions(self.start, folder)
+    def _total(self, values: Sequence[float]) -> list[float]:
+        """Sums over the ranks."""
+        if self.accelerator.num_processes == 1:
+            return list(values)
+        total: Any = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=self.accelerator.device))
+        return total.tolist()
+
+    def _model_writer(self, dtype: torch.dtype) -> Callable[[Path], None]:
+        """Writes the present model to a folder. Every rank must call this, one of them what it returns."""
+        state = whole_state(self.plain)
+
+        def write(folder: Path) -> None:
+            save_weights(self.plain, state, folder, dtype)
+            copy_companions(self.start, folder)
+
+        return write
+
+    def _resume(self) -> int:
+        settings, folder = to_dict(self.config), self.out / "checkpoints"
+        if is_sharded(self.plain):
+            return resume_sharded_run(self.plain, self.optimizers, self.schedules, settings, folder)
+        return resume_run(self.accelerator, settings, folder)
+
+    def _save(self, done: int) -> None:
+        folder, keep, write = self.out / "checkpoints", self.config.keep, self._model_writer(torch.float32)
+        if not is_sharded(self.plain):
+            save_run(self.accelerator, write, to_dict(self.config), folder, done, keep)
+            return
+        state = (self.plain, self.optimizers, self.schedules)
+        save_sharded_run(self.accelerator, *state, write, to_dict(self.config), folder, done, keep)
 
     def _gradients(self, kept: Kept, update: int) -> ReplaySums:
         config, accelerator = self.config, self.accelerator
         if config.method == "orl":
             trajectories, samples = [t for t, _ in kept], [s for _, s in kept]
             units = select_units(trajectories, samples, config.replay, config.seed)
-            costs = cost_model(self.plain.config)
-            units = rank_share(units, costs, accelerator.process_index, accelerator.num_processes)
             sums = replay_backward(
                 self.plain,
                 self.reference,
-                make_packs(units, self.plain.family, config.replay.token_budget, self.plain.context_blocks),
+                self._packs(units),
                 config.loss,
                 responses=len(kept),
                 residual=config.residual,
@@ -202,7 +248,20 @@ class OrlRun:
             sums = control_gradients(accelerator, self.plain, pairs, config, update)
         if accelerator.num_processes > 1:  # the loss is normalised by the whole update, so gradients are summed
             add_up_gradients(self.plain)
+            if config.method == "orl":
+                sums = ReplaySums(*self._total(astuple(sums)))  # pyright: ignore[reportArgumentType] (whole numbers)
         return sums
+
+    def _packs(self, units: Sequence[ReplayUnit]) -> list[PackedReplay]:
+        """This rank's packs of an update's units; the ranks of a sharded model have as many."""
+        model, budget, costs = self.plain, self.config.replay.token_budget, cost_model(self.plain.config)
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        blocks: int | None = model.context_blocks
+        if is_sharded(model):
+            width = model.config.hidden_size
+            share = {"rank": rank, "world": world, "width": width, "context_blocks": blocks}
+            return rank_packs(units, costs, model.family, budget, **share)
+        return make_packs(rank_share(units, costs, rank, world), model.family, budget, blocks)
 
     def _step(self, sums: ReplaySums, update: int) -> None:
         if not math.isfinite(sums.total):
@@ -210,7 +269,10 @@ class OrlRun:
                 f"the loss is {sums.total} at update {update}; the last good checkpoint is "
                 f"{checkpoint.latest(self.out / 'checkpoints')}. Resume it with a lower learning rate"
             )
-        self.accelerator.clip_grad_norm_(self.plain.parameters(), self.config.optimizer.clip_norm)
+        if is_sharded(self.plain):
+            clip_gradients(self.plain, self.config.optimizer.clip_norm)
+        else:
+            self.accelerator.clip_grad_norm_(self.plain.parameters(), self.config.optimizer.clip_norm)
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             schedule.step()
@@ -219,10 +281,10 @@ class OrlRun:
     @torch.no_grad()
     def _residual_ratio(self, trajectories: Sequence[Trajectory]) -> float:
         """Mean |alpha g(z)| / |E[x]| over the later states of one block."""
+        embedding = whole(self.plain.embedding)  # on every rank, whether it has a block or not
         block = next((b for t in trajectories for b in t.blocks if b.steps > 1), None)
         if block is None or not self.config.residual:
             return 0.0
-        embedding = self.plain.embedding
         signal = self.plain.residual_signal(block.z[1:].to(embedding.device))
         if signal is None:
             return 0.0

@@ -41,6 +41,14 @@ def check_method(config: OrlConfig, model: Any) -> None:
         raise ConfigError(f"method is {config.method!r}, which trains qwen_dlm models only; use 'orl'")
 
 
+def check_sharded(config: OrlConfig) -> None:
+    """Raises ConfigError for settings that a model in shards does not train with."""
+    if config.method != "orl":
+        raise ConfigError(f"method is {config.method!r}, which does not run under FSDP2; use 'orl', or no FSDP")
+    if config.rollout.engine == "reference":
+        raise ConfigError("rollout.engine is 'reference', which does not run under FSDP2; use 'dlmrt'")
+
+
 def load_tokenizer(folder: Path, model: Any) -> Tokenizer:
     """The start model's tokenizer. Raises ConfigError if it is missing or has more tokens than the model."""
     path = folder / "tokenizer.json"

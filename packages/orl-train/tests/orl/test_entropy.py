@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 BOUND = 2.0  # nats
 RECIPE = {
     "start": "embedded:base",
-    "updates": 10,
+    "updates": 20,
     "evaluate_every": 0,
     "rollout": {"prompts": 12, "groups": 1, "low": 1.0, "high": 4.0, "temperature": 0.0, "max_steps": 32},
     "replay": {"states_per_response": 6},
-    "optimizer": {"muon_lr": 0.01, "adam_lr": 1e-3, "residual_factor": 0.6, "warmup": 2, "decay_share": 0.5},
+    "optimizer": {"muon_lr": 0.015, "adam_lr": 2e-3, "residual_factor": 0.6, "warmup": 2, "decay_share": 0.3},
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from dlmrt.errors import CheckpointError
 
 PREFIX = "embedded:"
-DEFAULT_MODEL = "embedded:base"
+DEFAULT_MODEL = "embedded:orl"
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orl_core.arithmetic import problems, verify
-from orl_core.decoders import EntropyBound
+from orl_core.decoders import Threshold
 from orl_train.attention import attention_plan
 from orl_train.config import build_config
 from orl_train.evaluate import evaluate
@@ -15,19 +15,19 @@ from orl_train.replay import ReplaySettings, make_packs, replay_logits, select_u
 pytest.importorskip("dlmrt", reason="the start model is shipped with dlmrt")
 pytestmark = pytest.mark.slow
 
-BOUND = 2.0  # nats
 RECIPE = {
     "start": "embedded:base",
-    "updates": 20,
+    "updates": 14,
     "evaluate_every": 0,
-    "rollout": {"prompts": 12, "groups": 1, "low": 1.0, "high": 4.0, "temperature": 0.0, "max_steps": 32},
+    "rollout": {"prompts": 12, "groups": 1, "low": 0.95, "high": 0.995, "temperature": 0.0},
     "replay": {"states_per_response": 6},
-    "optimizer": {"muon_lr": 0.015, "adam_lr": 2e-3, "residual_factor": 0.6, "warmup": 2, "decay_share": 0.3},
+    "optimizer": {"muon_lr": 0.01, "adam_lr": 1.5e-3, "residual_factor": 0.6, "warmup": 2, "decay_share": 0.4},
 }
 
 
-def decoder(run: OrlRun) -> EntropyBound:
-    return EntropyBound(run.plain.config.vocab_size, BOUND, max_steps=32, greedy=True)
+def decoder(run: OrlRun) -> Threshold:
+    config = run.plain.config
+    return Threshold(config.mask_token_id, config.canvas_length, 0.98)
 
 
 def verified_states(run: OrlRun):
@@ -67,7 +67,6 @@ def test_updates_lower_the_entropy_of_verified_states_and_keep_the_answers_right
     metrics = []
     run.run(report=metrics.append)
     after, trained = mean_entropy(run, packs), accuracy(run)
-    print(before, after, start, trained, [m["reward"] for m in metrics])
     assert after < 0.9 * before
     assert trained.accuracy >= start.accuracy - 0.1
-    assert sum(row["retained"] for row in metrics) >= 60
+    assert sum(row["retained"] for row in metrics) >= 100

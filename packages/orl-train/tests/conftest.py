@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 from tokenizers import Tokenizer
 
 from orl_train import pretrain
+from orl_train.bench.workload import Workload, random_workload
 from orl_train.config import build_config
 from orl_train.pretrain import PretrainConfig
 
@@ -29,6 +30,23 @@ def one_thread():
 def tokenizer() -> Tokenizer:
     """The arithmetic tokenizer from few texts."""
     return pretrain.arithmetic_tokenizer(0, TEXTS)
+
+
+@pytest.fixture
+def small_workload() -> Callable[..., Workload]:
+    """random_workload(prompts, ..) on a QwenDLM of a few thousand weights."""
+    shape = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "residual_intermediate_size": 16,
+        "canvas_length": 4,
+    }
+    return partial(random_workload, context=12, steps=3, **shape)
 
 
 @pytest.fixture

@@ -8,30 +8,17 @@ import torch
 
 from orl_core.decoders import Threshold
 from orl_core.errors import ConfigError
-from orl_train.bench.workload import random_workload
 from orl_train.engine_rollout import make_rollout, refresh_rollout
 from orl_train.lora import LoraSettings, StartModel, add_lora, has_lora, merged_state
 from orl_train.models.qwen_dlm import causal_mask
 from orl_train.optim import OptimizerConfig, build_optimizers
 
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "residual_intermediate_size": 16,
-    "canvas_length": 4,
-}
-
 
 @pytest.fixture
-def models():
+def models(small_workload):
     """(model as it was, the same with LoRA)."""
     pytest.importorskip("peft")
-    plain = random_workload(1, context=12, steps=3, **SHAPE).model
+    plain = small_workload(1).model
     adapted = copy.deepcopy(plain)
     add_lora(adapted, LoraSettings(rank=3, alpha=6.0))
     return plain, adapted
@@ -114,9 +101,9 @@ def test_the_engine_gets_the_updates_when_it_is_refreshed(models):
     torch.testing.assert_close(answers[0].blocks[0].z, answers[1].blocks[0].z, atol=1e-5, rtol=0)
 
 
-def test_without_peft_it_says_what_to_install(monkeypatch):
+def test_without_peft_it_says_what_to_install(monkeypatch, small_workload):
     monkeypatch.setitem(sys.modules, "peft", None)
-    model = random_workload(1, context=12, steps=3, **SHAPE).model
+    model = small_workload(1).model
     with pytest.raises(ConfigError, match=r"install orl-train\[lora\]"):
         add_lora(model, LoraSettings())
 

@@ -108,8 +108,9 @@ def keep_weights_in_model_folder(accelerator: Accelerator) -> None:
     accelerator.register_load_state_pre_hook(load)
 
 
-def save_run(
+def write_run(
     accelerator: Accelerator,
+    write_state: Callable[[Path], None],
     write_model: Callable[[Path], None],
     settings: dict[str, Any],
     folder: Path,
@@ -118,11 +119,13 @@ def save_run(
 ) -> None:
     """Writes the checkpoint after `step` updates below `folder` and removes all but the newest `keep`.
 
-    write_model: writes the model in float32 to the folder it is given.
+    write_state: writes all but the model to the folder it is given, which exists; write_model: writes the model in
+    float32. Both are called on the main process.
     """
 
     def write(target: Path) -> None:
-        accelerator.save_state(str(target / "state"))
+        (target / "state").mkdir()
+        write_state(target / "state")
         write_model(target / "model")
         checkpoint.write_json(target / "run.json", {"step": step, "config": settings})
 
@@ -130,6 +133,22 @@ def save_run(
         checkpoint.write_folder(checkpoint.checkpoint_path(folder, step), write)
         checkpoint.prune(folder, keep)
     accelerator.wait_for_everyone()
+
+
+def save_run(
+    accelerator: Accelerator,
+    write_model: Callable[[Path], None],
+    settings: dict[str, Any],
+    folder: Path,
+    step: int,
+    keep: int,
+) -> None:
+    """`write_run` with the state that accelerate keeps."""
+
+    def write_state(state: Path) -> None:
+        accelerator.save_state(str(state))
+
+    write_run(accelerator, write_state, write_model, settings, folder, step, keep)
 
 
 def newest_run(settings: dict[str, Any], folder: Path) -> tuple[Path | None, int]:
@@ -150,6 +169,17 @@ def newest_run(settings: dict[str, Any], folder: Path) -> tuple[Path | None, int
     return found, run["step"]
 
 
+@contextmanager
+def reading(found: Path) -> Iterator[None]:
+    """Raises CheckpointError, with advice, for what goes wrong while the checkpoint `found` is read."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{found} is damaged ({error}); remove it to continue from the checkpoint before it"
+        ) from error
+
+
 def resume_run(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> int:
     """Loads the newest checkpoint below `folder` and returns the updates it has seen; 0 if there is none.
 
@@ -158,10 +188,6 @@ def resume_run(accelerator: Accelerator, settings: dict[str, Any], folder: Path)
     found, step = newest_run(settings, folder)
     if found is None:
         return 0
-    try:
+    with reading(found):
         accelerator.load_state(str(found / "state"))
-        return step
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{found} is damaged ({error}); remove it to continue from the checkpoint before it"
-        ) from error
+    return step

@@ -4,22 +4,18 @@ accelerate's own take one optimizer a model, and this trainer has two. Everythin
 continue on another number of ranks; every function here must be called by all of them.
 """
 
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from orl_train import checkpoint
-from orl_train.errors import CheckpointError
 from orl_train.lora import has_lora, load_trained_state, trained_state
-from orl_train.saving import UPDATES, newest_run
+from orl_train.saving import UPDATES, newest_run, reading, write_run
 from orl_train.sharding import load_whole_state, whole
 
 _STATE = "optimizers.pt"
@@ -46,18 +42,12 @@ def save_sharded_run(
     }
     updates = {name: whole(tensor) for name, tensor in trained_state(model).items()} if has_lora(model) else None
 
-    def write(target: Path) -> None:
-        (target / "state").mkdir()
-        torch.save(state, target / "state" / _STATE)
+    def write_state(target: Path) -> None:
+        torch.save(state, target / _STATE)
         if updates is not None:
-            save_file(updates, target / "state" / UPDATES)
-        write_model(target / "model")
-        checkpoint.write_json(target / "run.json", {"step": step, "config": settings})
+            save_file(updates, target / UPDATES)
 
-    if accelerator.is_main_process:
-        checkpoint.write_folder(checkpoint.checkpoint_path(folder, step), write)
-        checkpoint.prune(folder, keep)
-    accelerator.wait_for_everyone()
+    write_run(accelerator, write_state, write_model, settings, folder, step, keep)
 
 
 def resume_sharded_run(
@@ -74,7 +64,7 @@ def resume_sharded_run(
     found, step = newest_run(settings, folder)
     if found is None:
         return 0
-    try:
+    with reading(found):
         if has_lora(model):
             load_trained_state(model, load_file(found / "state" / UPDATES))
         else:
@@ -85,10 +75,6 @@ def resume_sharded_run(
             optimizer.load_state_dict(_distributed(saved, optimizer))
         for schedule, saved in zip(schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{found} is damaged ({error}); remove it to continue from the checkpoint before it"
-        ) from error
     return step
 
 

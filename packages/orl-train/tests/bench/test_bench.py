@@ -11,32 +11,19 @@ from orl_core.losses import OrlLossConfig
 from orl_train.bench import measure
 from orl_train.bench.measure import ARMS, Bench, BenchError, compare
 from orl_train.bench.padded import padded_backward, state_length
-from orl_train.bench.workload import random_workload
 from orl_train.cli import app
 from orl_train.replay import ReplaySettings, make_packs, replay_backward, select_units
 from orl_train.rollout import ReferenceRollout
 
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "residual_intermediate_size": 16,
-    "canvas_length": 4,
-}
-
 
 @pytest.fixture
-def workload():
-    return random_workload(2, context=12, steps=3, **SHAPE)
+def workload(small_workload):
+    return small_workload(2)
 
 
-def test_padded_replay_has_the_losses_and_gradients_of_the_packed_one(workload):
+def test_padded_replay_has_the_losses_and_gradients_of_the_packed_one(workload, small_workload):
     model = workload.model
-    reference = random_workload(2, context=12, steps=3, seed=1, **SHAPE).model
+    reference = small_workload(2, seed=1).model
     rollout = ReferenceRollout(model, workload.stop_ids)
     answers = rollout.rollout(workload.prompts, workload.decoder, max_new_tokens=12, seeds=[1, 2])
     units = select_units(answers, [0, 1], ReplaySettings(states_per_response=99), seed=0)

@@ -16,6 +16,7 @@ from orl_core.errors import ConfigError, ShapeError
 from orl_core.noise import Family
 from orl_core.visibility import Visibility
 from orl_train.attention import AttentionPlan
+from orl_train.models.packed import PackedDenoiser
 from orl_train.models.qwen_dlm import additive_mask
 
 _TEXT_FIELDS = ("vocab_size", "hidden_size", "max_position_embeddings", "pad_token_id", "eos_token_id")
@@ -39,7 +40,7 @@ class DiffusionGemmaConfig(transformers.DiffusionGemmaConfig):
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
 
-class DiffusionGemmaForBlockDiffusion(transformers.DiffusionGemmaForBlockDiffusion):
+class DiffusionGemmaForBlockDiffusion(PackedDenoiser, transformers.DiffusionGemmaForBlockDiffusion):
     """The trainable model; implements orl_core.protocols.Denoiser and is saved as the published class.
 
     The vision tower is kept and not trained. Raises ConfigError for a context that is not token-causal.
@@ -101,7 +102,12 @@ class DiffusionGemmaForBlockDiffusion(transformers.DiffusionGemmaForBlockDiffusi
         z: Tensor | None = None,
         receives: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states float [B, T, d]; see `denoise` for the arguments."""
+        """Final hidden states float [B, T, d].
+
+        ids, positions: int64 [B, T]; mask: the tokens' Visibility, or an AttentionPlan made from it; z: float [B, T, d]
+        residual context with the embedding scale, or None; receives: bool [B, T]. Raises ShapeError for a batch whose
+        rows have their states at different tokens.
+        """
         visibility = mask.visibility if isinstance(mask, AttentionPlan) else mask
         noisy_BT = visibility.state.expand(ids.shape) != 0
         if not torch.equal(noisy_BT, noisy_BT[:1].expand_as(noisy_BT)):
@@ -160,33 +166,3 @@ class DiffusionGemmaForBlockDiffusion(transformers.DiffusionGemmaForBlockDiffusi
             "full_attention": additive_mask(seen.expand(size), self.dtype),
             "sliding_attention": additive_mask((seen & near).expand(size), self.dtype),
         }
-
-    def denoise(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        mask: AttentionPlan | Visibility,
-        z: Tensor | None = None,
-        receives: Tensor | None = None,
-    ) -> Tensor:
-        """Logits float32 [B, T, V].
-
-        ids, positions: int64 [B, T]; mask: the tokens' Visibility, or an AttentionPlan made from it; z: float [B, T, d]
-        residual context with the embedding scale, or None; receives: bool [B, T]. Raises ShapeError for a batch whose
-        rows have their states at different tokens.
-        """
-        return self.logits(self.hidden(ids, positions, mask, z, receives))
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (packed tokens instead of context and canvas)
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: AttentionPlan | Visibility,
-        z: Tensor | None = None,
-        receives: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """`denoise` as wrappers call it; with `rows`, int64 [N] indices into the B * T tokens, only their logits
-        [N, V]."""
-        hidden = self.hidden(input_ids, position_ids, attention_mask, z, receives)
-        return self.logits(hidden if rows is None else hidden.flatten(0, 1)[rows])

@@ -13,11 +13,11 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from orl_core.errors import ShapeError
 from orl_core.noise import Family
-from orl_core.residual import ResidualAdapter, add_residual
-from orl_core.visibility import Visibility
+from orl_core.residual import ResidualAdapter
 from orl_train.attention import AttentionPlan, staircase_attention
 from orl_train.models.llada2_config import LLaDA2MoeConfig
 from orl_train.models.llada2_experts import LLaDA2MLP, LLaDA2Router, LLaDA2SparseMoe
+from orl_train.models.packed import AdapterDenoiser
 
 
 class LLaDA2RMSNorm(nn.Module):
@@ -150,7 +150,7 @@ class LLaDA2MoeModel(LLaDA2MoePreTrainedModel):
         return BaseModelOutput(last_hidden_state=self.norm(hidden[-1]), hidden_states=tuple(hidden))
 
 
-class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
+class LLaDA2MoeModelLM(AdapterDenoiser, LLaDA2MoePreTrainedModel):
     """Body, LM head and, if configured, residual adapter. Logits predict the token at their own position."""
 
     _tied_weights_keys = {"lm_head.weight": "model.word_embeddings.weight"}  # noqa: RUF012 - declared so by transformers
@@ -188,18 +188,6 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         """Blocks lie at multiples of this many tokens, and a clean token sees its whole block."""
         return self.config.canvas_length
 
-    def attention_mask(self, visibility: Visibility) -> Tensor:
-        """What `hidden` takes as its mask in a rollout: bool [.., T, T]."""
-        return visibility.dense_mask()
-
-    def residual_signal(self, z: Tensor) -> Tensor | None:
-        """alpha * g_phi(z), [.., d]; None for a model without adapter."""
-        return None if self.residual_adapter is None else self.residual_adapter(z)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [.., V] of hidden states [.., d]."""
-        return self.lm_head(hidden)
-
     def _layer_mask(self, mask: "Tensor | AttentionPlan", batch: int, length: int) -> "Tensor | AttentionPlan":
         if isinstance(mask, AttentionPlan):
             return mask
@@ -218,40 +206,13 @@ class LLaDA2MoeModelLM(LLaDA2MoePreTrainedModel):
         z: Tensor | None = None,
         receives: Tensor | None = None,
     ) -> Tensor:
-        """Final hidden states float [B, T, d]; arguments as of `denoise`."""
-        embeds = self.model.word_embeddings(ids)
-        if z is not None and receives is not None and self.residual_adapter is not None:
-            embeds = add_residual(embeds, self.residual_adapter(z), receives)
-        hidden = self.model(embeds, self._layer_mask(mask, *ids.shape), positions).last_hidden_state
-        assert hidden is not None
-        return hidden
-
-    def denoise(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        mask: "Tensor | AttentionPlan",
-        z: Tensor | None = None,
-        receives: Tensor | None = None,
-    ) -> Tensor:
-        """Logits float [B, T, V] (orl_core.protocols.Denoiser).
+        """Final hidden states float [B, T, d].
 
         ids, positions: int64 [B, T]; mask: bool [T, T], [B, T, T] or [B, 1, T, T], True where a query (row) may attend
         to a key, or an AttentionPlan; z: float [B, T, d] or None, ignored by a model without adapter; receives: bool
         [B, T]. Raises ShapeError for a mask of another shape: a padding mask does not say which tokens share a block.
         """
-        return self.lm_head(self.hidden(ids, positions, mask, z, receives))
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: "Tensor | AttentionPlan",
-        z: Tensor | None = None,
-        receives: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """`denoise` as wrappers (DDP, FSDP, LoRA) call it; with `rows`, int64 [N] indices into the B * T tokens, only
-        their logits [N, V]."""
-        hidden = self.hidden(input_ids, position_ids, attention_mask, z, receives)
-        return self.lm_head(hidden if rows is None else hidden.flatten(0, 1)[rows])
+        embeds = self.with_residual(self.model.word_embeddings(ids), z, receives)
+        hidden = self.model(embeds, self._layer_mask(mask, *ids.shape), positions).last_hidden_state
+        assert hidden is not None
+        return hidden

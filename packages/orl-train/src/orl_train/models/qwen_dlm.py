@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3Model
 
 from orl_core.errors import ConfigError, ShapeError
 from orl_core.noise import Family
-from orl_core.residual import ResidualAdapter, add_residual
-from orl_core.visibility import Visibility
+from orl_core.residual import ResidualAdapter
+from orl_train.models.packed import AdapterDenoiser
 
 
 class QwenDLMConfig(Qwen3Config):
@@ -41,7 +41,7 @@ class QwenDLMConfig(Qwen3Config):
             raise ConfigError("state_family is 'masked' but mask_token_id is not set")
 
 
-class QwenDLMForBlockDiffusion(PreTrainedModel):
+class QwenDLMForBlockDiffusion(AdapterDenoiser, PreTrainedModel):
     """The trainable model; implements orl_core.protocols.Denoiser."""
 
     config_class = QwenDLMConfig
@@ -85,54 +85,20 @@ class QwenDLMForBlockDiffusion(PreTrainedModel):
         """The context is token-causal, and canvases are laid from the prompt's end."""
         return
 
-    def attention_mask(self, visibility: Visibility) -> Tensor:
-        """What `hidden` takes as its mask in a rollout: bool [.., T, T]."""
-        return visibility.dense_mask()
-
-    def residual_signal(self, z: Tensor) -> Tensor | None:
-        """alpha * g_phi(z), [.., d]; None for a model without adapter."""
-        return None if self.residual_adapter is None else self.residual_adapter(z)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [.., V] of hidden states [.., d]."""
-        return self.lm_head(hidden)
-
     def hidden(
         self, ids: Tensor, positions: Tensor, mask: Any, z: Tensor | None = None, receives: Tensor | None = None
     ) -> Tensor:
-        """Final hidden states float [B, T, d]; see `denoise` for the arguments."""
-        embedded = self.model.embed_tokens(ids)
-        if z is not None and receives is not None and self.residual_adapter is not None:
-            embedded = add_residual(embedded, self.residual_adapter(z), receives)
-        if isinstance(mask, Tensor):
-            mask = additive_mask(mask, embedded.dtype)
-        masks = dict.fromkeys(self.config.layer_types or (), mask)
-        return self.model(inputs_embeds=embedded, position_ids=positions, attention_mask=masks, use_cache=False)[0]
-
-    def denoise(
-        self, ids: Tensor, positions: Tensor, mask: Any, z: Tensor | None = None, receives: Tensor | None = None
-    ) -> Tensor:
-        """Logits float [B, T, V].
+        """Final hidden states float [B, T, d].
 
         ids, positions: int64 [B, T]; mask: bool [B, T, T], True = may attend, or an AttentionPlan (the model must then
         be loaded with attn_implementation="staircase"); z: float [B, T, d] residual context before the adapter, or
         None; receives: bool [B, T], the positions that take it.
         """
-        return self.lm_head(self.hidden(ids, positions, mask, z, receives))
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Any,
-        z: Tensor | None = None,
-        receives: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """`denoise` as wrappers (DDP, FSDP, LoRA) call it; with `rows`, int64 [N] indices into the B * T tokens, only
-        their logits [N, V]."""
-        hidden = self.hidden(input_ids, position_ids, attention_mask, z, receives)
-        return self.lm_head(hidden if rows is None else hidden.flatten(0, 1)[rows])
+        embedded = self.with_residual(self.model.embed_tokens(ids), z, receives)
+        if isinstance(mask, Tensor):
+            mask = additive_mask(mask, embedded.dtype)
+        masks = dict.fromkeys(self.config.layer_types or (), mask)
+        return self.model(inputs_embeds=embedded, position_ids=positions, attention_mask=masks, use_cache=False)[0]
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

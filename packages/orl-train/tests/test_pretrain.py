@@ -235,3 +235,5 @@ def test_a_model_of_one_family_starts_the_other_with_an_untrained_adapter(quick_
     other = tiny_run(steps=2, start=str(start), model_canvas_length=32)
     with pytest.raises(ConfigError, match="canvas_length"):
         run(other, tmp_path / "third")
+    with pytest.raises(ConfigError, match="start is not given"):
+        tiny_run(steps=2, fresh_adapter=True)

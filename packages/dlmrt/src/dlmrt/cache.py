@@ -47,6 +47,19 @@ class Span:
     def length(self) -> int:
         return self.positions.shape[1]
 
+    def select(self, rows: Tensor) -> "Span":
+        """The span of some of the rows (int64 [L])."""
+        starts = tuple(self.starts[row] for row in rows.tolist())
+        return Span(
+            starts=starts,
+            positions=self.positions[rows],
+            limit=self.limit[rows],
+            anchor=self.anchor[rows],
+            keys=max(starts) + self.length,
+            sees_all=self.sees_all,
+            causal=self.causal,
+        )
+
     def mask(self, window: int | None = None) -> Tensor | None:
         """bool [B, 1, T, S], True where the query sees the key, or None where no mask is needed (see `causal`).
 
@@ -148,6 +161,13 @@ class KVCache:
             k[rows, span.positions] = k_BTHD
             v[rows, span.positions] = v_BTHD
         return k[:, : span.keys], v[:, : span.keys]
+
+    def select(self, rows: Tensor, capacity: int) -> "KVCache":
+        """A copy of the first `capacity` positions of some of the rows (int64 [L])."""
+        part = KVCache((), len(rows), capacity, self.k[0].dtype, self.k[0].device)
+        part.k = [k[:, :capacity].index_select(0, rows) for k in self.k]
+        part.v = [v[:, :capacity].index_select(0, rows) for v in self.v]
+        return part
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drops every row of the batch that is not in `rows` (int64, in order)."""

@@ -90,6 +90,27 @@ def test_step_runs_on_the_meta_device_where_nothing_can_be_read(raw, tiny_tensor
 
 
 @pytest.mark.parametrize("name", DECODERS)
+def test_rows_that_are_done_are_left_out_and_nothing_else_changes(raw, tiny_tensors, name):
+    settings = raw(DECODERS[name])
+    left_out, whole = (denoising(settings, tiny_tensors(settings), DECODERS[name], [4, 9, 2]) for _ in range(2))
+    for buffers in (left_out, whole):
+        buffers.step()
+        buffers.state.done[1] = True
+    running = (~left_out.state.done).nonzero().squeeze(-1)
+    left_out.skip_done()
+    assert (left_out.computed, whole.computed) == (len(running), 3)
+    assert 1 not in running.tolist()
+    for _ in range(2):
+        left_out.step()
+        whole.step()
+    assert left_out.state.step.tolist() == whole.state.step.tolist()
+    for field in ("canvas", "answer", "unresolved", "answer_prob"):
+        torch.testing.assert_close(getattr(left_out.state, field), getattr(whole.state, field))
+    torch.testing.assert_close(left_out.z[running], whole.z[running], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(left_out.entropy[running], whole.entropy[running], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", DECODERS)
 def test_step_writes_its_buffers_in_place(raw, tiny_tensors, name):
     settings = raw(DECODERS[name])
     buffers = denoising(settings, tiny_tensors(settings), DECODERS[name], [4])

@@ -83,6 +83,8 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "micro_batch_size", "save_every", "keep"):
             require_at_least(name, getattr(self, name), 1)
+        if self.fresh_adapter and self.start is None:
+            raise ConfigError("fresh_adapter replaces the start model's adapter, but start is not given; give one")
         if self.precision not in ("no", "bf16"):
             raise ConfigError(f"precision is {self.precision!r}; it must be 'no' or 'bf16'")
 

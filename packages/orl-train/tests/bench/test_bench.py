@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from orl_core.errors import ConfigError
 from orl_core.losses import OrlLossConfig
 from orl_train.bench import measure
 from orl_train.bench.measure import ARMS, Bench, BenchError, compare
@@ -84,6 +85,13 @@ def test_the_command_prints_one_json_object(workload, monkeypatch):
             assert found[f"{kind}speedup"] == pytest.approx(math.prod(found[f"{kind}parts"].values()))
         assert found["seconds"]["off"]["step"] > 0
     assert report["speedup"] == report["by_rollouts"]["1"]["speedup"]
+
+
+def test_one_prompt_is_shared_by_both_ranks(small_workload):
+    report = measure.bench_report(small_workload(1), [2], 1, engine="reference")
+    assert report["by_rollouts"]["2"]["responses"] == 2
+    with pytest.raises(ConfigError, match="leaves a rank without answers"):
+        Bench(small_workload(1), engine="reference").step(ARMS[-1], 1)
 
 
 def test_a_start_that_is_no_model_is_refused(tmp_path):

@@ -69,7 +69,14 @@ def settings() -> Callable[..., OrlConfig]:
             "save_every": 1,
             "keep": 5,
             "evaluate_every": 0,
-            "rollout": {"prompts": 4, "max_new_tokens": 24, "max_steps": 5, "low": 0.05, "high": 0.5},
+            "rollout": {
+                "prompts": 4,
+                "max_new_tokens": 24,
+                "max_steps": 5,
+                "low": 0.05,
+                "high": 0.5,
+                "temperature": 0.7,
+            },
         }
         for name, value in overrides.items():
             table, _, key = name.rpartition("__")

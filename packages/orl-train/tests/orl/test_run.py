@@ -10,8 +10,8 @@ from orl_core.errors import ConfigError, OrlError
 from orl_train.attention import attention_plan
 from orl_train.errors import NonFiniteLossError
 from orl_train.orl import OrlRun
-from orl_train.orl.answers import VerifierError, collect_answers
-from orl_train.orl.run import NoVerifiedAnswersError
+from orl_train.orl.answers import collect_answers
+from orl_train.orl.run import NoVerifiedAnswersError, VerifierError
 from orl_train.replay import ReplaySums, make_packs, replay_logits, select_units
 
 FAMILIES = ["uniform", "masked"]
@@ -95,8 +95,8 @@ def test_a_verifier_that_raises_rejects_and_is_counted(start, settings, tmp_path
         raise ValueError("cannot read anything")
 
     run.verifier = broken
-    with pytest.raises(VerifierError, match="all"):
-        answered(run)
+    with pytest.raises(VerifierError, match="all 4 answers"):
+        run.update(0)
 
 
 def test_answers_do_not_depend_on_ranks(start, settings, tmp_path):

@@ -25,6 +25,7 @@ max_steps = 4
 engine = "reference"
 low = 0.3
 high = 0.6
+temperature = 0.7
 """
 STUDY = """
 headline_seeds = [3, 5]

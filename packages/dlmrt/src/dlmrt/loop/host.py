@@ -33,3 +33,5 @@ class HostDriver:
             yield step + 1
             if not running:
                 return
+            if running < denoising.computed:
+                denoising.skip_done()

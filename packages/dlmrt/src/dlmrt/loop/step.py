@@ -1,11 +1,12 @@
 """The denoising step over static buffers: read them, run the model once, run the decoder, write them back.
 
 A step never asks the host anything and has no shape that depends on data, so that every driver (a Python loop, a
-captured graph) runs this same program. Shape legend: B rows, C canvas, d width.
+captured graph) runs this same program. Between two steps, a driver on the host may leave out the rows that are done.
+Shape legend: B rows, L rows that the model runs on, C canvas, d width.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -14,15 +15,26 @@ from dlmrt.cache import KVCache, Span
 from dlmrt.loop.draws import BlockDraws, Draw
 from dlmrt.models.base import BlockModel, BlockSpec
 from dlmrt.truncation import Truncation
-from dlmrt.vocab import VocabularyPass
+from dlmrt.vocab import VocabularyPass, VocabularyStats
 from orl_core.decoders import CanvasState, Decoder
+from orl_core.entropy import TokenStats
 from orl_core.residual import residual_receivers
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The rows (int64 [L]) that the model still runs on, with their own span and a copy of their cache rows."""
+
+    rows: Tensor
+    span: Span
+    cache: KVCache
 
 
 class Denoising:
     """A block being denoised in every row of a batch.
 
     state        CanvasState; its tensors are written in place
+    computed     rows that the model runs on: all of the batch, or those that were not done when `skip_done` was called
     length       positions of the canvas: C is canvas_length * (1 + edit_blocks)
     z            [B, C, d]    residual context that the next step consumes; zeros at the first step of a block
     entropy      float32 [B, C], top_prob float32 [B, C]: statistics of the last step
@@ -80,6 +92,8 @@ class Denoising:
         self.draws = BlockDraws(rows, self.length, decoder.max_steps, spec.vocab_size, device)
         self.span: Span | None = None
         self.cache: KVCache | None = None
+        self.computed = rows
+        self._running: _Running | None = None
 
     @torch.inference_mode()
     def begin(
@@ -100,6 +114,7 @@ class Denoising:
         noise, and the probabilities of these tokens when they were written; None: no such position.
         """
         self.span, self.cache = span, cache
+        self.computed, self._running = len(self.seed), None
         self.seed.copy_(torch.tensor(seeds))
         self.block.copy_(torch.tensor(blocks))
         if self.decoder.family == "uniform":
@@ -120,29 +135,64 @@ class Denoising:
         self.signal[1] = 0
 
     @torch.inference_mode()
+    def skip_done(self) -> None:
+        """Until the block ends, the model runs only on the rows that are not done now. Asks the host for them.
+
+        Their cache rows are copied: a step writes nothing there that is read after the block.
+        """
+        assert self.span is not None
+        assert self.cache is not None
+        rows = (~self.state.done).nonzero().squeeze(-1)
+        self.computed = len(rows)
+        span = self.span.select(rows)
+        self._running = _Running(rows, span, self.cache.select(rows, span.keys))
+
+    @torch.inference_mode()
     def step(self) -> None:
         """One denoising step of every row; rows that are done stay as they are."""
+        state = self.state
+        seen = self._predict()
+        tokens = TokenStats(**{f.name: self._all_rows(getattr(seen.tokens, f.name)) for f in fields(TokenStats)})
+        self._write(self.decoder.step(tokens, state, self.draws, self.block))
+        if seen.z is not None:
+            self.z.copy_(self._all_rows(seen.z))
+        if seen.missed is not None:
+            self.missed.copy_(torch.maximum(self.missed, seen.missed.max()))
+        self.entropy.copy_(tokens.entropy)
+        self.top_prob.copy_(tokens.top_prob)
+        self.signal[1] += self.entropy.isnan().sum()  # NaN wherever a logit is NaN or infinite
+        self.signal[0] = (~state.done).sum()
+
+    def _predict(self) -> VocabularyStats:
+        """What the model says of the rows that it runs on."""
         state, span, cache = self.state, self.span, self.cache
         assert span is not None
         assert cache is not None
+        if self._running is not None:
+            span, cache = self._running.span, self._running.cache
+        canvas, unresolved = self._computed(state.canvas), self._computed(state.unresolved)
+        step = self._computed(state.step)
+        z, receives = None, None
         if self.residual:
-            receives_BC = residual_receivers(self.decoder.family, state.unresolved, state.step > 0)
-            hidden_BCd = self.model.denoise(state.canvas, self.z, receives_BC, span, cache)
-        else:
-            hidden_BCd = self.model.denoise(state.canvas, None, None, span, cache)
-        draw = None if self.decoder.greedy else Draw(self.seed, self.block, state.step)
-        seen = self.vocabulary(
-            hidden_BCd, self.decoder.temperature(state), draw, with_z=self.residual, control_BC=~state.unresolved
-        )
-        self._write(self.decoder.step(seen.tokens, state, self.draws, self.block))
-        if seen.z is not None:
-            self.z.copy_(seen.z)
-        if seen.missed is not None:
-            self.missed.copy_(torch.maximum(self.missed, seen.missed.max()))
-        self.entropy.copy_(seen.tokens.entropy)
-        self.top_prob.copy_(seen.tokens.top_prob)
-        self.signal[1] += self.entropy.isnan().sum()  # NaN wherever a logit is NaN or infinite
-        self.signal[0] = (~state.done).sum()
+            z, receives = self._computed(self.z), residual_receivers(self.decoder.family, unresolved, step > 0)
+        hidden_LCd = self.model.denoise(canvas, z, receives, span, cache)
+        temperature_L = self._computed(self.decoder.temperature(state))
+        draw = None
+        if not self.decoder.greedy:
+            draw = Draw(self._computed(self.seed), self._computed(self.block), step)
+        return self.vocabulary(hidden_LCd, temperature_L, draw, with_z=self.residual, control_BC=~unresolved)
+
+    def _computed(self, tensor: Tensor) -> Tensor:
+        """[L, ..] of [B, ..]."""
+        return tensor if self._running is None else tensor[self._running.rows]
+
+    def _all_rows(self, part: Tensor) -> Tensor:
+        """[B, ..] of [L, ..], zeros in the other rows, of which nothing is read."""
+        if self._running is None:
+            return part
+        whole = part.new_zeros(len(self.seed), *part.shape[1:])
+        whole[self._running.rows] = part
+        return whole
 
     @torch.inference_mode()
     def result(self) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from orl_core.capture import CaptureMode
+from orl_core.errors import ConfigError
 from orl_core.losses import OrlLossConfig
 from orl_core.trajectory import Trajectory
 from orl_train import __version__
@@ -98,7 +99,12 @@ class Bench:
         self._start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def step(self, arm: Arm, rollouts: int) -> tuple[Seconds, ReplaySums, dict[str, int]]:
-        """One training step; seconds, losses of both ranks together, and sizes."""
+        """One training step; seconds, losses of both ranks together, and sizes.
+
+        Raises ConfigError if a rank would have no answer.
+        """
+        if len(self.workload.prompts) * rollouts < RANKS:
+            raise ConfigError("one prompt with one rollout leaves a rank without answers; give two of either")
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self._start[name])
@@ -203,7 +209,7 @@ def bench_report(
     with `cpu_` are ratios of processor time.
     """
     bench = Bench(workload, engine=engine)
-    bench.step(ARMS[-1], 1)  # warm-up
+    bench.step(ARMS[-1], RANKS)  # warm-up, with an answer for each rank
     compared = {number: compare(bench, number, repeat, report) for number in rollouts}
     headline = 16 if 16 in compared else rollouts[-1]
     return {

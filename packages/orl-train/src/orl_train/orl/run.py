@@ -55,6 +55,10 @@ class NoVerifiedAnswersError(TrainError):
     """No rollout has verified for several updates in a row."""
 
 
+class VerifierError(TrainError):
+    """The verifier failed on every answer of an update."""
+
+
 class OrlRun:
     """Models, optimizers and rollout engines of a run; `run()` trains.
 
@@ -135,7 +139,10 @@ class OrlRun:
         return final
 
     def update(self, update: int) -> dict[str, float]:
-        """Rolls out, trains on what verified, and returns the update's metrics."""
+        """Rolls out, trains on what verified, and returns the update's metrics.
+
+        Raises VerifierError, on every rank, if the verifier raised on every answer.
+        """
         began = time.perf_counter()
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         refresh_rollout(self.rollout, self.plain)
@@ -150,15 +157,17 @@ class OrlRun:
             world=world,
         )
         rolled = time.perf_counter()
+        trajectories = answers.trajectories
+        counts = (sum(answers.verified), len(answers.verified), answers.failures)
+        counts += (sum(len(t.response_ids) for t in trajectories), sum(t.forwards for t in trajectories))
+        verified, answered, failures, generated, forwards = self._total(counts)
+        if failures and failures == answered:
+            raise VerifierError(f"the verifier failed on all {answered:g} answers of update {update}; see the log")
         kept = sorted(gather_object(answers.kept) if world > 1 else answers.kept, key=lambda pair: pair[1])
         sums = ReplaySums()
         if kept or self.config.method == "pretrain":
             sums = self._gradients(kept, update)
             self._step(sums, update)
-        trajectories = answers.trajectories
-        counts = (sum(answers.verified), len(answers.verified), answers.failures)
-        counts += (sum(len(t.response_ids) for t in trajectories), sum(t.forwards for t in trajectories))
-        verified, answered, failures, generated, forwards = self._total(counts)
         return {
             "step": update + 1,
             "loss": sums.total,

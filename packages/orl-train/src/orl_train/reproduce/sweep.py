@@ -82,7 +82,9 @@ class Model:
         )
 
     def _path(self, setting: Setting) -> Path:
-        answering = {name: getattr(self.settings, name) for name in ("max_new_tokens", "max_steps")}
+        answering = {
+            name: getattr(self.settings, name) for name in ("max_new_tokens", "max_steps", "confidence_threshold")
+        }
         key = settings_key({"weights": self._weights, **asdict(setting), **answering})
         return self.home / "measurements" / f"{setting.split}-{setting.threshold:g}-{key}.json"
 

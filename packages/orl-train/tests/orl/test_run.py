@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from orl_core.errors import ConfigError, OrlError
@@ -144,6 +145,21 @@ def test_ablations_and_controls_train(start, settings, tmp_path, overrides):
         assert metrics["residual_ratio"] == 0
     if overrides == {"off_policy": True}:
         assert run.behaviour is not run.rollout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_replay_has_the_gradient_of_the_float32_one(start, settings, tmp_path, family):
+    folder, gradients, losses = start(family), {}, {}
+    for precision in ("no", "bf16"):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        run = OrlRun(settings(folder, precision=precision, replay__states_per_response=50), tmp_path / "run", accept)
+        run._step = lambda sums, update: None
+        losses[precision] = run.update(0)["loss"]
+        assert all(p.dtype == torch.float32 for p in run.plain.parameters())
+        gradients[precision] = torch.cat([p.grad.flatten() for p in run.plain.parameters() if p.grad is not None])
+    assert losses["bf16"] != losses["no"]
+    assert losses["bf16"] == pytest.approx(losses["no"], rel=0.02)
+    assert torch.nn.functional.cosine_similarity(gradients["bf16"], gradients["no"], dim=0) > 0.99
 
 
 def test_non_finite_loss_stops_and_keeps_the_checkpoint(start, settings, tmp_path):

@@ -25,7 +25,14 @@ def staircase_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query [B, H, T, D], key and value [B, G, T, D] -> [B, T, H, D]; dropout is not supported."""
+    """query [B, H, T, D], key and value [B, G, T, D] -> [B, T, H, D]; dropout is not supported.
+
+    Under autocast a rotation by float32 angles has lifted query and key out of its dtype. On CUDA they return to it; on
+    a CPU, whose fused attention is slower in bfloat16, the values follow them.
+    """
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype("cuda") if query.is_cuda else query.dtype
+        query, key, value = (x.to(dtype) for x in (query, key, value))
     if isinstance(attention_mask, AttentionPlan):
         return staircase_attention(query, key, value, attention_mask, scale=scaling).transpose(1, 2), None
     out = torch.nn.functional.scaled_dot_product_attention(

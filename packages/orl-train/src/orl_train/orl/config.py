@@ -72,6 +72,8 @@ class OrlConfig:
     residual: False trains and rolls out without the residual pathway. off_policy: rollouts come from the start model.
     evaluate_every: updates between evaluations on `evaluate_problems` dev problems (0: never).
     max_barren: updates in a row without any verified answer after which the run stops.
+    precision: "bf16" replays under autocast, logits, losses and weights staying in float32, as rollouts do; None is what
+    `accelerate launch` says, float32 without it.
     lora: trains low-rank updates of the body and the residual adapter instead of all weights; needs orl-train[lora].
     """
 
@@ -87,6 +89,7 @@ class OrlConfig:
     evaluate_every: int = 20
     evaluate_problems: int = 64
     max_barren: int = 8
+    precision: str | None = None
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     loss: OrlLossConfig = field(default_factory=OrlLossConfig)
@@ -98,5 +101,7 @@ class OrlConfig:
     def __post_init__(self) -> None:
         for name in ("updates", "save_every", "keep", "max_barren"):
             require_at_least(name, getattr(self, name), 1)
+        if self.precision not in (None, "no", "bf16"):
+            raise ConfigError(f"precision is {self.precision!r}; it must be 'no' or 'bf16'")
         require_at_least("evaluate_every", self.evaluate_every, 0)
         require_range("evaluate_problems", self.evaluate_problems, 1, 100_000)

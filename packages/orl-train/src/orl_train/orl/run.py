@@ -69,7 +69,7 @@ class OrlRun:
     def __init__(self, config: OrlConfig, out: Path, verifier: Verifier = verify) -> None:
         self.config, self.out, self.verifier = config, out, verifier
         # the schedules count updates, whatever the number of ranks
-        self.accelerator = Accelerator(step_scheduler_with_optimizer=False)
+        self.accelerator = Accelerator(mixed_precision=config.precision, step_scheduler_with_optimizer=False)
         set_seed(config.seed)
         self.start = model_folder(config.start)
         model = load_model(self.start)
@@ -166,7 +166,8 @@ class OrlRun:
         kept = sorted(gather_object(answers.kept) if world > 1 else answers.kept, key=lambda pair: pair[1])
         sums = ReplaySums()
         if kept or self.config.method == "pretrain":
-            sums = self._gradients(kept, update)
+            with self.accelerator.autocast():
+                sums = self._gradients(kept, update)
             self._step(sums, update)
         return {
             "step": update + 1,

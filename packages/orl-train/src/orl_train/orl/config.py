@@ -72,7 +72,7 @@ class OrlConfig:
     residual: False trains and rolls out without the residual pathway. off_policy: rollouts come from the start model.
     evaluate_every: updates between evaluations on `evaluate_problems` dev problems (0: never).
     max_barren: updates in a row without any verified answer after which the run stops.
-    precision: "bf16" replays under autocast, logits, losses and weights staying in float32, as rollouts do; None is what
+    precision: "bf16" replays under autocast, with logits, losses and weights (and rollouts) in float32; None is what
     `accelerate launch` says, float32 without it.
     lora: trains low-rank updates of the body and the residual adapter instead of all weights; needs orl-train[lora].
     """

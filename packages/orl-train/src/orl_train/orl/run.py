@@ -30,7 +30,7 @@ from orl_train.interrupt import deferred_interrupt, on_any_rank
 from orl_train.lora import add_lora
 from orl_train.model_folder import model_folder
 from orl_train.optim import build_optimizers, schedule_factor
-from orl_train.orl.answers import collect_answers, entropy_at
+from orl_train.orl.answers import Answers, collect_answers, entropy_at
 from orl_train.orl.config import OrlConfig
 from orl_train.orl.controls import control_gradients, solution_pairs, verified_pairs
 from orl_train.orl.start import check_method, check_sharded, load_model, load_tokenizer, reference_model, stop_ids
@@ -139,23 +139,14 @@ class OrlRun:
         return final
 
     def update(self, update: int) -> dict[str, float]:
-        """Rolls out, trains on what verified, and returns the update's metrics.
+        """Rolls out, trains on what verified, and returns the update's metrics; "pretrain" learns from the task's own
+        solutions and rolls nothing out.
 
         Raises VerifierError, on every rank, if the verifier raised on every answer.
         """
         began = time.perf_counter()
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        refresh_rollout(self.rollout, self.plain)
-        answers = collect_answers(
-            self.behaviour,
-            self.tokenizer,
-            self.verifier,
-            self.config,
-            self.plain.config,
-            update=update,
-            rank=rank,
-            world=world,
-        )
+        world = self.accelerator.num_processes
+        answers = self._answers(update)
         rolled = time.perf_counter()
         trajectories = answers.trajectories
         counts = (sum(answers.verified), len(answers.verified), answers.failures)
@@ -188,6 +179,15 @@ class OrlRun:
             "seconds_rollout": rolled - began,
             "seconds_train": time.perf_counter() - rolled,
         }
+
+    def _answers(self, update: int) -> Answers:
+        """This rank's rollouts."""
+        if self.config.method == "pretrain":
+            return Answers()
+        refresh_rollout(self.rollout, self.plain)
+        place = {"rank": self.accelerator.process_index, "world": self.accelerator.num_processes}
+        config, shape = self.config, self.plain.config
+        return collect_answers(self.behaviour, self.tokenizer, self.verifier, config, shape, update=update, **place)
 
     def evaluation(self) -> dict[str, float]:
         """Greedy accuracy and TPF on dev problems, at the middle of the rollouts' thresholds."""

@@ -32,6 +32,7 @@ from orl_train.model_folder import model_folder
 from orl_train.models.qwen_dlm import QwenDLMConfig, QwenDLMForBlockDiffusion
 from orl_train.optim import OptimizerConfig, build_optimizers, schedule_factor
 from orl_train.saving import keep_weights_in_model_folder, no_progress_bars, resume_run, save_model, save_run
+from orl_train.tracking import tracker_options, tracking
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +268,17 @@ def pretrain(
     *,
     resume: bool = True,
     report: Callable[[dict[str, float]], None] = lambda _: None,
+    tracker: str = "none",
 ) -> Path:
     """Trains and returns the folder of the final model (`out/model`).
 
     Checkpoints go to `out/checkpoints`; with `resume` the newest one is continued bit-exactly. `report` receives the
-    metrics of every update. The first Ctrl-C saves a checkpoint after the update it falls into, then raises
-    KeyboardInterrupt. Raises NonFiniteLossError, CheckpointError, ConfigError.
+    metrics of every update, and so does `tracker` (see `orl_train.tracking`). The first Ctrl-C saves a checkpoint after
+    the update it falls into, then raises KeyboardInterrupt. Raises NonFiniteLossError, CheckpointError, ConfigError.
     """
     # the schedules count updates, whatever the number of ranks
-    accelerator = Accelerator(mixed_precision=config.precision, step_scheduler_with_optimizer=False)
+    options = tracker_options(tracker, out)
+    accelerator = Accelerator(mixed_precision=config.precision, step_scheduler_with_optimizer=False, **options)
     require_at_least("batch_size", config.batch_size, accelerator.num_processes)
     set_seed(config.seed)
     tokenizer, model = start_of(config)
@@ -294,7 +297,7 @@ def pretrain(
     def write_model(folder: Path) -> None:
         save_model(accelerator.unwrap_model(model), tokenizer, folder, torch.float32)
 
-    with deferred_interrupt() as interrupt:
+    with deferred_interrupt() as interrupt, tracking(accelerator, to_dict(config)):
         for step in range(first, config.steps):
             started = time.perf_counter()
             micro = batches.micro_batches(step, accelerator.process_index, accelerator.num_processes)
@@ -313,17 +316,17 @@ def pretrain(
                 schedule.step()
                 optimizer.zero_grad()
             done = step + 1
+            metrics = {
+                "step": done,
+                "loss": mean,
+                "gradient_norm": norm,
+                "lr": schedules[0].get_last_lr()[0],
+                "residual": float(with_residual),
+                "seconds": time.perf_counter() - started,
+            }
+            accelerator.log(metrics, step=done)
             if accelerator.is_main_process:
-                report(
-                    {
-                        "step": done,
-                        "loss": mean,
-                        "gradient_norm": norm,
-                        "lr": schedules[0].get_last_lr()[0],
-                        "residual": float(with_residual),
-                        "seconds": time.perf_counter() - started,
-                    }
-                )
+                report(metrics)
             stop = on_any_rank(accelerator, interrupt.requested)
             if done < config.steps and (stop or done % config.save_every == 0):
                 save_run(accelerator, write_model, to_dict(config), checkpoints, done, config.keep)

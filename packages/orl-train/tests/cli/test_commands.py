@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from orl_core.errors import ConfigError
 from orl_train import __version__, pretrain
 from orl_train.cli import app
-from orl_train.cli.common import metrics_reporter, parse_overrides
+from orl_train.cli.common import parse_overrides
+from orl_train.cli.metrics import describe, metrics_reporter
 
 RECIPE = """
 steps = 2
@@ -56,11 +57,11 @@ def test_version():
     assert invoke("--version").output.strip() == __version__
 
 
-def test_pretrain_prints_the_model_and_nothing_else(quick_start, recipe, tmp_path):
+def test_pretrain_prints_the_model_and_says_how_it_goes(quick_start, recipe, tmp_path):
     result = invoke("pretrain", recipe, "--out", tmp_path / "run", "--set", "steps=3", "--set", "save_every=2")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"model: {tmp_path / 'run' / 'model'}\n"
-    assert result.stderr == ""
+    assert [line[:11] for line in result.stderr.splitlines()] == ["update 1/3:", "update 2/3:", "update 3/3:"]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert {"loss", "gradient_norm", "lr", "residual", "seconds"} <= rows[0].keys()
@@ -126,6 +127,28 @@ def test_overrides_are_toml_values_or_words():
     assert parse_overrides(pairs) == {"a": 1, "b.c": 0.5, "d": True, "e": "masked", "f": "x=y", "g": "x=y"}
     with pytest.raises(ConfigError, match="--set takes name=value"):
         parse_overrides(["=1"])
+
+
+def test_without_a_terminal_a_line_is_printed_now_and_then(tmp_path, capsys):
+    for quiet in (False, True):
+        with metrics_reporter(tmp_path / "metrics.jsonl", 40, quiet=quiet) as report:
+            for step in range(1, 41):
+                report({"step": step, "loss": 0.5, "reward": 0.75})
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == (0 if quiet else 20)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 40
+
+
+def test_metrics_are_described_for_people():
+    metrics = {"step": 1, "loss": 0.5, "loss_aec": 3e-5, "reward": 0.75, "tpf": 3.5, "entropy_step_0": 1.25}
+    assert describe(metrics | {"dev_accuracy": 0.9, "seconds_rollout": 2.04}) == [
+        "loss 0.5000, AEC 3e-05",
+        "verified 75%, rollout TPF 3.50",
+        "entropy, nats step 0: 1.25",
+        "dev accuracy 90.0%",
+        "rollout 2.0 s",
+    ]
+    assert describe({"step": 1, "loss": 0.5}) == ["loss 0.5000"]
 
 
 def test_repeated_updates_replace_their_lines(tmp_path):

@@ -1,13 +1,11 @@
-"""What the commands share: clean failure, overrides, threads, progress."""
+"""What the commands share: clean failure, overrides, threads."""
 
-import json
 import os
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
@@ -63,47 +61,3 @@ def set_threads(threads: int | None) -> None:
 def is_first_rank() -> bool:
     """Whether this process speaks for the run; launchers number the ranks in the environment."""
     return os.environ.get("RANK", "0") == "0"
-
-
-@contextmanager
-def metrics_reporter(path: Path, total: int) -> Iterator[Callable[[dict[str, float]], None]]:
-    """A callable that appends each update's metrics to `path` (JSON lines) and shows progress on stderr.
-
-    A run that continues an older checkpoint repeats updates; their earlier lines are dropped.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = sys.stderr.isatty() and is_first_rank()
-    with ExitStack() as opened, Progress(*columns, console=console, disable=not shown) as progress:
-        task = progress.add_task("training", total=total)
-        log: TextIO | None = None
-
-        def report(metrics: dict[str, float]) -> None:
-            nonlocal log
-            if log is None:
-                _drop_lines(path, metrics["step"])
-                log = opened.enter_context(path.open("a"))
-            log.write(json.dumps(metrics) + "\n")
-            log.flush()
-            progress.update(task, completed=metrics["step"], description=f"loss {metrics['loss']:.4f}")
-
-        yield report
-
-
-def _drop_lines(path: Path, step: float) -> None:
-    """Removes the lines of update `step` and later ones, and a line that a killed run left unfinished."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            if json.loads(line)["step"] < step:
-                kept.append(line)
-        except ValueError:
-            continue
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from orl_train.cli.common import fail_cleanly, metrics_reporter, parse_overrides, set_threads
+from orl_train.cli.common import fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
+from orl_train.cli.metrics import metrics_reporter
 
 
 def orl(
@@ -21,6 +22,10 @@ def orl(
     residual: Annotated[bool, typer.Option(help="Residual context in rollouts and replay.")] = True,
     gate: Annotated[bool, typer.Option(help="Train only uncertain positions; without it, all unresolved ones.")] = True,
     resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in OUT.")] = True,
+    tracker: Annotated[
+        str,
+        typer.Option(help="Where metrics go besides metrics.jsonl: auto (TensorBoard if installed), none, wandb, ..."),
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all).")] = None,
 ) -> None:
     """On-policy residual learning: train a model on its own verified answers, in the states it visited."""
@@ -38,7 +43,8 @@ def orl(
         overrides |= {} if residual else {"residual": False}
         overrides |= {} if gate else {"loss.gate_entropy": 0.0}
         settings = load_config(OrlConfig, config, overrides)
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         with metrics_reporter(out / "metrics.jsonl", settings.updates) as report:
-            model = OrlRun(settings, out).run(resume=resume, report=report)
-        typer.echo(f"model: {model}")
+            model = OrlRun(settings, out, tracker=tracker).run(resume=resume, report=report)
+        if is_first_rank():
+            typer.echo(f"model: {model}")

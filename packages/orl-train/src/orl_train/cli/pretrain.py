@@ -5,14 +5,8 @@ from typing import Annotated
 
 import typer
 
-from orl_train.cli.common import (
-    fail_cleanly,
-    is_first_rank,
-    make_folder,
-    metrics_reporter,
-    parse_overrides,
-    set_threads,
-)
+from orl_train.cli.common import fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
+from orl_train.cli.metrics import metrics_reporter
 
 
 def pretrain(
@@ -22,6 +16,10 @@ def pretrain(
         list[str] | None, typer.Option("--set", help="Override a setting: name=value, such as optimizer.muon_lr=0.01.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in OUT.")] = True,
+    tracker: Annotated[
+        str,
+        typer.Option(help="Where metrics go besides metrics.jsonl: auto (TensorBoard if installed), none, wandb, ..."),
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all).")] = None,
 ) -> None:
     """Train a block-diffusion model from scratch on arithmetic word problems."""
@@ -34,6 +32,6 @@ def pretrain(
         settings = load_config(PretrainConfig, config, parse_overrides(set_ or []))
         make_folder(out)
         with metrics_reporter(out / "metrics.jsonl", settings.steps) as report:
-            model = run(settings, out, resume=resume, report=report)
+            model = run(settings, out, resume=resume, report=report, tracker=tracker)
         if is_first_rank():
             typer.echo(f"model: {model}")

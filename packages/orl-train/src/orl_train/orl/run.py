@@ -47,6 +47,7 @@ from orl_train.sharding import (
     whole,
     whole_state,
 )
+from orl_train.tracking import tracker_options, tracking
 
 Kept = Sequence[tuple[Trajectory, int]]
 
@@ -63,13 +64,15 @@ class OrlRun:
     """Models, optimizers and rollout engines of a run; `run()` trains.
 
     verifier: decides which answers are learned from (default: the arithmetic task's strict one).
+    tracker: where metrics go besides `report`, see `orl_train.tracking`.
     Raises ConfigError for a start or reference model that is missing or does not fit.
     """
 
-    def __init__(self, config: OrlConfig, out: Path, verifier: Verifier = verify) -> None:
+    def __init__(self, config: OrlConfig, out: Path, verifier: Verifier = verify, *, tracker: str = "none") -> None:
         self.config, self.out, self.verifier = config, out, verifier
         # the schedules count updates, whatever the number of ranks
-        self.accelerator = Accelerator(mixed_precision=config.precision, step_scheduler_with_optimizer=False)
+        options = tracker_options(tracker, out)
+        self.accelerator = Accelerator(mixed_precision=config.precision, step_scheduler_with_optimizer=False, **options)
         set_seed(config.seed)
         self.start = model_folder(config.start)
         model = load_model(self.start)
@@ -111,7 +114,7 @@ class OrlRun:
         config, main = self.config, self.accelerator.is_main_process
         first = self._resume() if resume else 0
         barren = 0
-        with deferred_interrupt() as interrupt:
+        with deferred_interrupt() as interrupt, tracking(self.accelerator, to_dict(config)):
             for update in range(first, config.updates):
                 metrics = self.update(update)
                 learned = metrics["retained"] > 0 or config.method == "pretrain"
@@ -124,6 +127,7 @@ class OrlRun:
                 done = update + 1
                 if config.evaluate_every and done % config.evaluate_every == 0:
                     metrics |= self.evaluation()
+                self.accelerator.log(metrics, step=done)
                 if main:
                     report(metrics)
                 stop = on_any_rank(self.accelerator, interrupt.requested)

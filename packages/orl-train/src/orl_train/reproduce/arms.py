@@ -11,7 +11,7 @@ from typing import Any
 from orl_core.errors import ConfigError
 from orl_core.protocols import Verifier
 from orl_train import checkpoint
-from orl_train.cli.common import metrics_reporter
+from orl_train.cli.metrics import metrics_reporter
 from orl_train.config import load_config, to_dict
 from orl_train.errors import NonFiniteLossError, TrainError
 from orl_train.orl import OrlConfig, OrlRun
@@ -119,7 +119,7 @@ def train(job: Job, config: OrlConfig, verifier: Verifier, say: Say) -> None:
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     log, stopped = job.folder / "metrics.jsonl", None
-    with metrics_reporter(log, config.updates) as report:
+    with metrics_reporter(log, config.updates, quiet=True) as report:
 
         def progress(metrics: dict[str, float]) -> None:
             report(metrics)

@@ -6,18 +6,16 @@ token.
 """
 
 from collections.abc import Mapping
-from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dlmrt.cache import KVCache, Span
-from dlmrt.models.base import BlockModel
+from dlmrt.models.adapter_model import AdapterModel
 from dlmrt.models.experts import Experts
-from dlmrt.models.layers import GatedMlp, RotaryTable, attend, residual_adapter, rms_norm, rotate
+from dlmrt.models.layers import GatedMlp, attend, rms_norm, rotate
 from dlmrt.models.llada2_config import LLaDA2Config
-from orl_core.residual import add_residual
 
 
 def route(x_Nd: Tensor, weight_Ed: Tensor, bias_E: Tensor, config: LLaDA2Config) -> tuple[Tensor, Tensor]:
@@ -92,37 +90,9 @@ class _Layer:
         return x_BTd + self.mlp(rms_norm(x_BTd, self.post_norm, self.config.rms_norm_eps))
 
 
-class LLaDA2(BlockModel):
+class LLaDA2(AdapterModel):
     """See `BlockModel`."""
 
     config_class = LLaDA2Config
-
-    def __init__(self, config: LLaDA2Config, tensors: Mapping[str, Tensor], *, fuse: bool) -> None:
-        tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-        self.config, self.spec = config, config.spec
-        self.embedding = tensors["model.word_embeddings.weight"]
-        self.head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
-        self.norm = tensors["model.norm.weight"]
-        self.layers = [_Layer(config, tensors, index, fuse) for index in range(config.num_hidden_layers)]
-        self.rotary = RotaryTable.default(config.rope_theta, config.rotary_width, self.dtype, self.device)
-        self.adapter = residual_adapter(tensors, config.rms_norm_eps)
-
-    @classmethod
-    def from_tensors(cls, config: LLaDA2Config, tensors: Mapping[str, Tensor], *, fuse: bool = True) -> Self:
-        return cls(config, tensors, fuse=fuse)
-
-    def encode(self, ids_BT: Tensor, span: Span, cache: KVCache) -> None:
-        x_BTd, rotary = F.embedding(ids_BT, self.embedding), self.rotary.at(span)
-        for layer in self.layers[:-1]:
-            x_BTd = layer(x_BTd, rotary, span, cache)
-        self.layers[-1].write_keys(x_BTd, rotary, span, cache)  # nothing reads the last layer's output
-
-    def denoise(
-        self, ids_BC: Tensor, z_BCd: Tensor | None, receives_BC: Tensor | None, span: Span, cache: KVCache
-    ) -> Tensor:
-        x_BCd, rotary = F.embedding(ids_BC, self.embedding), self.rotary.at(span)
-        if self.adapter is not None and z_BCd is not None and receives_BC is not None:
-            x_BCd = add_residual(x_BCd, self.adapter(z_BCd), receives_BC)
-        for layer in self.layers:
-            x_BCd = layer(x_BCd, rotary, span, cache)
-        return rms_norm(x_BCd, self.norm, self.config.rms_norm_eps)
+    embedding_name = "model.word_embeddings.weight"
+    layer_class = _Layer

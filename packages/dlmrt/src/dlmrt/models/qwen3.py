@@ -14,21 +14,19 @@ from torch.nn import functional as F
 
 from dlmrt.cache import KVCache, Span
 from dlmrt.checkpoint.config import Fields
-from dlmrt.models.base import BlockModel, BlockSpec, ModelConfig
+from dlmrt.models.adapter_model import AdapterModel
+from dlmrt.models.base import BlockSpec, ModelConfig
 from dlmrt.models.layers import (
     GatedMlp,
-    RotaryTable,
     StackedLinear,
     attend,
     gated_mlp_shapes,
-    residual_adapter,
     residual_adapter_shapes,
     rms_norm,
     rotate,
 )
 from dlmrt.models.qwen3_moe import MoeConfig, SparseMlp
 from orl_core.noise import Family
-from orl_core.residual import add_residual
 
 _PLAIN_CANVAS = 32
 _SDAR_CANVAS, _SDAR_MASK = 4, 151669
@@ -100,6 +98,11 @@ class Qwen3Config(ModelConfig):
     def moe_of(self, layer: int) -> MoeConfig | None:
         """The experts of this layer; None if its MLP is dense."""
         return self.moe if self.moe is not None and self.moe.sparse[layer] else None
+
+    @property
+    def rotary_width(self) -> int:
+        """Leading dimensions of a head that are rotated: all of them."""
+        return self.head_dim
 
     @property
     def spec(self) -> BlockSpec:
@@ -178,37 +181,9 @@ class _Layer:
         return x_BTd + self.mlp(rms_norm(x_BTd, self.post_norm, self.eps))
 
 
-class Qwen3(BlockModel):
+class Qwen3(AdapterModel):
     """See `BlockModel`."""
 
     config_class = Qwen3Config
-
-    def __init__(self, config: Qwen3Config, tensors: Mapping[str, Tensor], *, fuse: bool) -> None:
-        tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-        self.config, self.spec = config, config.spec
-        self.embedding = tensors["model.embed_tokens.weight"]
-        self.head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
-        self.norm = tensors["model.norm.weight"]
-        self.layers = [_Layer(config, tensors, index, fuse) for index in range(config.num_hidden_layers)]
-        self.rotary = RotaryTable.default(config.rope_theta, config.head_dim, self.dtype, self.device)
-        self.adapter = residual_adapter(tensors, config.rms_norm_eps)
-
-    @classmethod
-    def from_tensors(cls, config: Qwen3Config, tensors: Mapping[str, Tensor], *, fuse: bool = True) -> Self:
-        return cls(config, tensors, fuse=fuse)
-
-    def encode(self, ids_BT: Tensor, span: Span, cache: KVCache) -> None:
-        x_BTd, rotary = F.embedding(ids_BT, self.embedding), self.rotary.at(span)
-        for layer in self.layers[:-1]:
-            x_BTd = layer(x_BTd, rotary, span, cache)
-        self.layers[-1].write_keys(x_BTd, rotary, span, cache)  # nothing reads the last layer's output
-
-    def denoise(
-        self, ids_BC: Tensor, z_BCd: Tensor | None, receives_BC: Tensor | None, span: Span, cache: KVCache
-    ) -> Tensor:
-        x_BCd, rotary = F.embedding(ids_BC, self.embedding), self.rotary.at(span)
-        if self.adapter is not None and z_BCd is not None and receives_BC is not None:
-            x_BCd = add_residual(x_BCd, self.adapter(z_BCd), receives_BC)
-        for layer in self.layers:
-            x_BCd = layer(x_BCd, rotary, span, cache)
-        return rms_norm(x_BCd, self.norm, self.config.rms_norm_eps)
+    embedding_name = "model.embed_tokens.weight"
+    layer_class = _Layer

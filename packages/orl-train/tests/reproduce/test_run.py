@@ -139,6 +139,25 @@ def test_an_arm_waits_for_the_base_and_is_completed_later(study, verdict, tmp_pa
     assert last["headline"]["mean"] == pytest.approx(sum(row["ratio"] for row in last["headline"]["seeds"]) / 2)
 
 
+def test_a_second_stage_goes_on_from_the_first_and_is_the_headline(study, verdict, tmp_path):
+    said, masked = [], replace(study.masked, second=study.masked.recipe)
+    only = {"families": ["masked"], "verifier": verdict}
+    reproduce(replace(study, masked=masked), tmp_path, arms=["orl-2"], say=said.append, **only)
+    assert any("orl-2-seed3: waits for orl-seed3" in line for line in said)
+    arms = ["base", "orl", "orl-2", "rsft"]
+    family = reproduce(replace(study, masked=masked), tmp_path, arms=arms, say=str, **only)["families"]["masked"]
+    for name, stage in (("headline", "orl-2"), ("first_stage", "orl")):
+        chosen = [family["arms"][f"{stage}-seed{seed}"]["after_choice"]["chosen"]["tpf"] for seed in (3, 5)]
+        base = family["arms"]["base"]["after_choice"]["chosen"]["tpf"]
+        assert [row["ratio"] for row in family[name]["seeds"]] == pytest.approx([tpf / base for tpf in chosen])
+    assert list(family["ablations"]) == ["rsft"]
+    settings = json.loads((tmp_path / "masked" / "orl-2-seed3" / "arm.json").read_text())["settings"]
+    assert settings["start"] == str(tmp_path / "masked" / "orl-seed3" / "model")
+    assert settings["reference"] == masked.start
+    assert settings["seed"] == 1003
+    assert "### The first stage alone" in (tmp_path / "report.md").read_text()
+
+
 def test_an_arm_that_another_process_holds_is_left_to_it(study, verdict, monkeypatch, tmp_path):
     said, graded = [], calls(monkeypatch, sweep_module, "grade")
     with held(tmp_path / "masked" / "base") as mine:

@@ -20,7 +20,7 @@ def reproduce(
     arm: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this arm, repeatable: base, orl, no-aec, no-kl, no-residual, off-policy, rsft, pretrain."
+            help="Only this arm, repeatable: base, orl, orl-2, no-aec, no-kl, no-residual, off-policy, rsft, pretrain."
         ),
     ] = None,
     docs: Annotated[Path | None, typer.Option(help="Also put the tables between the marks of this document.")] = None,

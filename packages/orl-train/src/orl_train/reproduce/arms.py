@@ -37,12 +37,14 @@ class Arm:
     residual: bool = True
 
 
-BASE, ORL = "base", "orl"
+BASE, ORL, SECOND = "base", "orl", "orl-2"
+SECOND_SEED = 1000  # more than a first stage's
 ARMS = {
     arm.name: arm
     for arm in (
         Arm(BASE, "base"),
         Arm(ORL, "ORL"),
+        Arm(SECOND, "ORL, trained on in a second stage"),
         Arm("no-aec", "ORL without AEC", {"loss.aec_weight": 0.0}),
         Arm("no-kl", "ORL without reverse KL", {"loss.kl_weight": 0.0}),
         Arm("no-residual", "ORL without residual", {"residual": False}, residual=False),
@@ -65,12 +67,18 @@ class Job:
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def model(self) -> Path:
+        """Folder of the final model."""
+        return self.folder / "model"
 
-def make_jobs(folder: Path, headline_seeds: tuple[int, ...], ablation_seed: int) -> list[Job]:
-    """All jobs of a family, the base first."""
+
+def make_jobs(folder: Path, headline_seeds: tuple[int, ...], ablation_seed: int, *, second: bool) -> list[Job]:
+    """All jobs of a family, the base first. second: whether ORL has a second stage."""
     jobs: list[Job] = []
     for arm in ARMS.values():
-        seeds = {BASE: (None,), ORL: headline_seeds}.get(arm.name, (ablation_seed,))
+        stages = {BASE: (None,), ORL: headline_seeds, SECOND: headline_seeds if second else ()}
+        seeds = stages.get(arm.name, (ablation_seed,))
         jobs += [Job(arm, s, folder / (arm.name if s is None else f"{arm.name}-seed{s}")) for s in seeds]
     return jobs
 
@@ -78,6 +86,13 @@ def make_jobs(folder: Path, headline_seeds: tuple[int, ...], ablation_seed: int)
 def arm_config(job: Job, recipe: Path, start: Path) -> OrlConfig:
     """The settings of a job's run."""
     return load_config(OrlConfig, recipe, {"start": str(start), "seed": job.seed or 0, **job.arm.changes})
+
+
+def second_config(job: Job, recipe: Path, first: Job, start: Path) -> OrlConfig:
+    """The settings of a second stage: from the model of `first`, anchored to what that one started from, on other
+    problems."""
+    seed = SECOND_SEED + (job.seed or 0)
+    return load_config(OrlConfig, recipe, {"start": str(first.model), "reference": str(start), "seed": seed})
 
 
 def fingerprint(folder: Path) -> str:
@@ -94,8 +109,9 @@ def settings_key(value: dict[str, Any]) -> str:
 
 
 def arm_key(config: OrlConfig) -> str:
-    """Hash of a run's settings; the start model counts by its weights, not by its place."""
-    return settings_key(to_dict(config) | {"start": fingerprint(Path(config.start))})
+    """Hash of a run's settings; its models count by their weights, not by their places."""
+    models = {"start": config.start} | ({} if config.reference is None else {"reference": config.reference})
+    return settings_key(to_dict(config) | {name: fingerprint(Path(folder)) for name, folder in models.items()})
 
 
 def finished(job: Job, config: OrlConfig) -> dict[str, Any] | None:

@@ -16,12 +16,14 @@ FAMILIES: tuple[Family, ...] = ("uniform", "masked")
 @dataclass(frozen=True, slots=True)
 class FamilySettings:
     """start: folder of the start model, or "embedded:base" and the like. recipe: TOML file of the OrlConfig that every
-    arm of the family follows, relative to the file that names it. grid: thresholds at which models are measured: the
-    entropy bound in nats (uniform) or the confidence threshold (masked)."""
+    arm of the family follows, relative to the file that names it. second: the same of a second stage, by which the ORL
+    models of all seeds are trained on for the headline; None for none. grid: thresholds at which models are measured:
+    the entropy bound in nats (uniform) or the confidence threshold (masked)."""
 
     start: str
     recipe: str
     grid: tuple[float, ...]
+    second: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,11 @@ class ReproduceConfig:
 def load_study(path: Path, overrides: dict[str, Any] | None = None) -> ReproduceConfig:
     """Reads a reproduction's TOML file; the recipes it names become paths from here. Raises ConfigError."""
     config = load_config(ReproduceConfig, path, overrides)
-    located = {
-        family: replace(config.family(family), recipe=str(path.parent / config.family(family).recipe))
-        for family in FAMILIES
-    }
+    located: dict[str, Any] = {}
+    for family in FAMILIES:
+        settings = config.family(family)
+        second = None if settings.second is None else str(path.parent / settings.second)
+        located[family] = replace(settings, recipe=str(path.parent / settings.recipe), second=second)
     return replace(config, **located)
 
 

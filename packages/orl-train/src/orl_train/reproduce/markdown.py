@@ -38,7 +38,8 @@ def family_tables(family: str, data: dict[str, Any]) -> list[str]:
         f"## {title} family",
         f"Start model `{data['start']}`. On dev the base's best accuracy is {_percent(best['accuracy'])} (at "
         f"{best['threshold']:g}), so the floor is {_percent(data['floor'])}.",
-        *_headline(data),
+        *_headline(data["headline"], "Headline"),
+        *_headline(data["first_stage"], "The first stage alone, whose schedule the ablations and controls share"),
         *_arms(data),
         *_ablations(data),
         *_two_by_two(data),
@@ -47,8 +48,7 @@ def family_tables(family: str, data: dict[str, Any]) -> list[str]:
     ]
 
 
-def _headline(data: dict[str, Any]) -> list[str]:
-    headline = data["headline"]
+def _headline(headline: dict[str, Any] | None, title: str) -> list[str]:
     if headline is None:
         return []
     rows = [
@@ -65,7 +65,7 @@ def _headline(data: dict[str, Any]) -> list[str]:
     ]
     head = ["seed", "TPF over base", "95%", "accuracy less base's best, points", "95%", "floor on dev", "floor on test"]
     return [
-        "### Headline",
+        f"### {title}",
         f"**{headline['mean']:.2f}x** the base's tokens per forward, mean over {len(rows)} seed"
         f"{'s' * (len(rows) != 1)} ({headline['low']:.2f}x to {headline['high']:.2f}x).",
         _table(head, rows),

@@ -37,7 +37,7 @@ def draw_frontier(report: dict[str, Any], path: Path) -> None:
 def draw_family(axes: Any, data: dict[str, Any]) -> None:
     """One panel."""
     for name, arm in data["arms"].items():
-        main = arm["arm"] in ("base", "orl")
+        main = arm["arm"] in ("base", "orl", "orl-2")
         for variant, points in arm["dev"].items():
             label = name + (" without residual" if variant == "no_residual" else "")
             _draw_line(axes, points, label, "-" if main and variant == "as_trained" else ":")

@@ -12,7 +12,7 @@ from typing import Any
 from orl_core.arithmetic import problems
 from orl_train import checkpoint
 from orl_train.config import to_dict
-from orl_train.reproduce.arms import BASE, ORL, Job, Say
+from orl_train.reproduce.arms import BASE, ORL, SECOND, Job, Say
 from orl_train.reproduce.config import ReproduceConfig
 from orl_train.reproduce.files import replacing, write_json
 from orl_train.reproduce.markdown import markdown
@@ -44,10 +44,12 @@ def family_report(study: FamilyStudy) -> dict[str, Any]:
     return {
         "start": study.settings.start,
         "recipe": to_dict(study.recipe),
+        "second": study.second,
         "best_of_base": best.summary() if best else None,
         "floor": study.floor(),
         "arms": {job.name: _arm(study, job) for job in study.jobs},
-        "headline": _headline(study),
+        "headline": _headline(study, ORL if study.second is None else SECOND),
+        "first_stage": None if study.second is None else _headline(study, ORL),
         "ablations": _ablations(study),
     }
 
@@ -84,12 +86,12 @@ def _with_intervals(point: Measurement | None) -> dict[str, Any] | None:
     }
 
 
-def _headline(study: FamilyStudy) -> dict[str, Any] | None:
-    """TPF of ORL over that of the base on test, each where dev chose; None before there is one of both."""
+def _headline(study: FamilyStudy, arm: str) -> dict[str, Any] | None:
+    """TPF of `arm` over that of the base on test, each where dev chose; None before there is one of both."""
     base, best = study.result(study.base, "chosen"), study.result(study.base, "best")
     seeds: list[dict[str, Any]] = []
     for job in study.jobs:
-        ours = study.result(job, "chosen") if job.arm.name == ORL else None
+        ours = study.result(job, "chosen") if job.arm.name == arm else None
         if ours is None or base is None or best is None:
             continue
         choice = study.choice(job, True)
@@ -119,7 +121,7 @@ def _ablations(study: FamilyStudy) -> dict[str, Any]:
     for job in study.jobs:
         choice = study.choice(job, job.arm.residual)
         chosen, same = study.result(job, "chosen"), study.result(job, "same")
-        if job.arm.name in (BASE, ORL) or choice is None or chosen is None or same is None:
+        if job.arm.name in (BASE, ORL, SECOND) or choice is None or chosen is None or same is None:
             continue
         comparison = compare(full, chosen, same, full_reached=full_choice.reached, reached=choice.reached)
         rows[job.arm.name] = asdict(comparison) | {"verdict": judge(job.arm.name, comparison)}

@@ -77,7 +77,10 @@ def _present(
 
 
 def _train_and_sweep(study: FamilyStudy, job: Job, say: Say) -> None:
-    config = study.run_config(job)
+    config, first = study.run_config(job), study.first_stage(job)
+    if first is not None and not (first.folder / "arm.json").is_file():
+        say(f"waits for {first.name}; run the command again when it is trained")
+        return
     if job is not study.base and finished(job, config) is None:
         say(f"training, {config.updates} updates")
         train(job, config, study.verifier, say)

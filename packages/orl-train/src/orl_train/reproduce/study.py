@@ -6,8 +6,9 @@ from pathlib import Path
 
 from orl_core.noise import Family
 from orl_core.protocols import Verifier
+from orl_train.config import load_config, to_dict
 from orl_train.orl import OrlConfig
-from orl_train.reproduce.arms import BASE, ORL, Job, arm_config, make_jobs, saved_models
+from orl_train.reproduce.arms import BASE, ORL, SECOND, Job, arm_config, make_jobs, saved_models, second_config
 from orl_train.reproduce.config import ReproduceConfig, start_folder
 from orl_train.reproduce.sweep import Choice, Measurement, Model, Setting, choose, most_accurate
 
@@ -21,14 +22,25 @@ class FamilyStudy:
         self.config, self.family, self.verifier = config, family, verifier
         self.settings = config.family(family)
         self.start = start_folder(self.settings, family)
-        self.jobs = make_jobs(out / family, config.headline_seeds, config.ablation_seed)
+        second = self.settings.second is not None
+        self.jobs = make_jobs(out / family, config.headline_seeds, config.ablation_seed, second=second)
         self.base = next(job for job in self.jobs if job.arm.name == BASE)
         self.orl = next(job for job in self.jobs if job.arm.name == ORL and job.seed == config.ablation_seed)
         self.recipe = self.run_config(self.orl)
+        self.second = to_dict(load_config(OrlConfig, Path(self.settings.second))) if self.settings.second else None
         self._models: dict[Path, Model] = {}
 
     def run_config(self, job: Job) -> OrlConfig:
-        return arm_config(job, Path(self.settings.recipe), self.start)
+        first = self.first_stage(job)
+        if first is None or self.settings.second is None:
+            return arm_config(job, Path(self.settings.recipe), self.start)
+        return second_config(job, Path(self.settings.second), first, self.start)
+
+    def first_stage(self, job: Job) -> Job | None:
+        """What a second stage starts from; None for any other job."""
+        if job.arm.name != SECOND:
+            return None
+        return next(other for other in self.jobs if other.arm.name == ORL and other.seed == job.seed)
 
     def models(self, job: Job) -> list[Model]:
         """The models of a job among which dev chooses; none before it is trained."""
@@ -99,7 +111,7 @@ class FamilyStudy:
         if job is self.base:
             best = self.best_of_base()
             wanted["best"] = self._test(job, None if best is None else Choice(best, True), True)
-        if job.arm.name in (BASE, ORL):
+        if job.arm.name in (BASE, ORL, SECOND):
             setting = Setting("dev", self.config.dev_problems, self.middle, True, self.recipe.rollout.temperature)
             wanted["sampled"] = None if choice is None else (self._named(job, choice), setting)
         else:

@@ -43,7 +43,7 @@ def family_report(study: FamilyStudy) -> dict[str, Any]:
     best = study.best_of_base()
     return {
         "start": study.settings.start,
-        "recipe": to_dict(study.recipe),
+        "recipe": to_dict(study.recipe) | {"start": study.settings.start},
         "second": study.second,
         "best_of_base": best.summary() if best else None,
         "floor": study.floor(),

@@ -29,6 +29,7 @@ def test_only_what_lies_between_the_marks_is_replaced(tmp_path):
     assert "earlier tables" not in text
     assert "](results-frontier.png)" in text
     assert (tmp_path / "results-frontier.png").read_bytes() == b"picture"
+    assert (tmp_path / "results.json").read_text() == (out / "report.json").read_text()
     update_document(document, out)
     assert document.read_text() == text
 

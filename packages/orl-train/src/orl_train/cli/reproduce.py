@@ -23,7 +23,10 @@ def reproduce(
             help="Only this arm, repeatable: base, orl, orl-2, no-aec, no-kl, no-residual, off-policy, rsft, pretrain."
         ),
     ] = None,
-    docs: Annotated[Path | None, typer.Option(help="Also put the tables between the marks of this document.")] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(help="Also put the tables between the marks of this document, picture and JSON beside it."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all).")] = None,
 ) -> None:
     """Train ORL, its ablations and controls, measure all of them at many thresholds, and write the report.

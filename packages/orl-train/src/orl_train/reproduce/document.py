@@ -12,7 +12,8 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def update_document(document: Path, out: Path) -> None:
-    """Replaces what lies between the marks of `document` by the report in `out`, and copies the picture beside it.
+    """Replaces what lies between the marks of `document` by the report in `out`, and copies its JSON and the picture
+    beside it.
 
     Raises ConfigError if the document is missing or lacks the marks.
     """
@@ -22,6 +23,7 @@ def update_document(document: Path, out: Path) -> None:
     if not (begin and end):
         raise ConfigError(f"{document} has no lines {BEGIN!r} and {END!r}; put them where the tables shall stand")
     report = json.loads((out / "report.json").read_text())
+    shutil.copyfile(out / "report.json", document.with_suffix(".json"))
     image = None
     if (out / "frontier.png").is_file():
         image = f"{document.stem}-frontier.png"

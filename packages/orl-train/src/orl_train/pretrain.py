@@ -219,7 +219,10 @@ def batch_loss(
     if with_residual:
         z = residual_context(model, batch)
         receives = batch.corrupted if family == "masked" else batch.noisy
-    hidden = model.hidden(batch.ids, batch.positions, batch.mask, z, receives)
+    with warnings.catch_warnings():
+        # autocast hands the adapter's norm a bfloat16 input beside its float32 weight, as intended
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        hidden = model.hidden(batch.ids, batch.positions, batch.mask, z, receives)
     counted, weight = position_weights(batch, family, clean_weight, token_weight)
     logits = model.lm_head(hidden[counted]).float()
     loss = torch.nn.functional.cross_entropy(logits, batch.target[counted], reduction="none")
@@ -241,9 +244,7 @@ def accumulate(
     total: Any = accelerator.reduce(torch.as_tensor(weights, dtype=torch.float32, device=accelerator.device))
     loss_sum = torch.zeros((), device=accelerator.device)
     for batch in micro:
-        with accelerator.autocast(), warnings.catch_warnings():
-            # autocast hands the adapter's norm a bfloat16 input beside its float32 weight, as intended
-            warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        with accelerator.autocast():
             loss = batch_loss(
                 plain,
                 batch,

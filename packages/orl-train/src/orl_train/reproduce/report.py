@@ -30,7 +30,7 @@ def build_report(config: ReproduceConfig, studies: Mapping[str, FamilyStudy], co
     return {
         "command": command,
         "versions": {"python": platform.python_version(), **_versions()},
-        "machine": {"platform": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count(), "processor": platform.processor()},
+        "machine": {"platform": f"{platform.system()} {platform.machine()}", "cpus": os.cpu_count()},
         "settings": to_dict(config),
         "distinct_test_problems": _distinct("test", config.test_problems),
         "distinct_dev_problems": _distinct("dev", config.dev_problems),

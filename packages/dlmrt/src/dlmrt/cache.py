@@ -9,6 +9,7 @@ Shape legend: B rows, T tokens of the forward, S cache positions read, H key/val
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -164,16 +165,16 @@ class KVCache:
 
     def select(self, rows: Tensor, capacity: int) -> "KVCache":
         """A copy of the first `capacity` positions of some of the rows (int64 [L])."""
-        part = KVCache((), len(rows), capacity, self.k[0].dtype, self.k[0].device)
+        part = copy(self)
+        part.batch, part.capacity = len(rows), capacity
         part.k = [k[:, :capacity].index_select(0, rows) for k in self.k]
         part.v = [v[:, :capacity].index_select(0, rows) for v in self.v]
         return part
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drops every row of the batch that is not in `rows` (int64, in order)."""
-        self.k = [k.index_select(0, rows) for k in self.k]
-        self.v = [v.index_select(0, rows) for v in self.v]
-        self.batch = len(rows)
+        kept = self.select(rows, self.capacity)
+        self.batch, self.k, self.v = kept.batch, kept.k, kept.v
 
     @property
     def nbytes(self) -> int:

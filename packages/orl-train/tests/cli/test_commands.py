@@ -12,6 +12,7 @@ from orl_train import __version__, pretrain
 from orl_train.cli import app
 from orl_train.cli.common import parse_overrides
 from orl_train.cli.metrics import describe, metrics_reporter
+from orl_train.metrics_log import metrics_log
 
 RECIPE = """
 steps = 2
@@ -130,12 +131,14 @@ def test_overrides_are_toml_values_or_words():
 
 
 def test_without_a_terminal_a_line_is_printed_now_and_then(tmp_path, capsys):
-    for quiet in (False, True):
-        with metrics_reporter(tmp_path / "metrics.jsonl", 40, quiet=quiet) as report:
+    for reporter, lines in (
+        (metrics_reporter(tmp_path / "metrics.jsonl", 40), 20),
+        (metrics_log(tmp_path / "metrics.jsonl"), 0),
+    ):
+        with reporter as report:
             for step in range(1, 41):
                 report({"step": step, "loss": 0.5, "reward": 0.75})
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == (0 if quiet else 20)
+        assert len(capsys.readouterr().err.splitlines()) == lines
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 40
 
 

@@ -34,7 +34,6 @@ class Denoising:
     """A block being denoised in every row of a batch.
 
     state        CanvasState; its tensors are written in place
-    computed     rows that the model runs on: all of the batch, or those that were not done when `skip_done` was called
     length       positions of the canvas: C is canvas_length * (1 + edit_blocks)
     z            [B, C, d]    residual context that the next step consumes; zeros at the first step of a block
     entropy      float32 [B, C], top_prob float32 [B, C]: statistics of the last step
@@ -92,7 +91,6 @@ class Denoising:
         self.draws = BlockDraws(rows, self.length, decoder.max_steps, spec.vocab_size, device)
         self.span: Span | None = None
         self.cache: KVCache | None = None
-        self.computed = rows
         self._running: _Running | None = None
 
     @torch.inference_mode()
@@ -114,7 +112,7 @@ class Denoising:
         noise, and the probabilities of these tokens when they were written; None: no such position.
         """
         self.span, self.cache = span, cache
-        self.computed, self._running = len(self.seed), None
+        self._running = None
         self.seed.copy_(torch.tensor(seeds))
         self.block.copy_(torch.tensor(blocks))
         if self.decoder.family == "uniform":
@@ -134,6 +132,11 @@ class Denoising:
         self.signal[0] = (~self.state.done).sum()
         self.signal[1] = 0
 
+    @property
+    def computed(self) -> int:
+        """How many rows the model runs on: the whole batch, or those not done when `skip_done` was called."""
+        return len(self.seed if self._running is None else self._running.rows)
+
     @torch.inference_mode()
     def skip_done(self) -> None:
         """Until the block ends, the model runs only on the rows that are not done now. Asks the host for them.
@@ -143,7 +146,6 @@ class Denoising:
         assert self.span is not None
         assert self.cache is not None
         rows = (~self.state.done).nonzero().squeeze(-1)
-        self.computed = len(rows)
         span = self.span.select(rows)
         self._running = _Running(rows, span, self.cache.select(rows, span.keys))
 

@@ -98,13 +98,17 @@ class Bench:
         self.costs = cost_model(self.model.config)
         self._start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
+    def check(self, rollouts: int) -> None:
+        """Raises ConfigError if a rank would have no answer."""
+        if len(self.workload.prompts) * rollouts < RANKS:
+            raise ConfigError("one prompt with one rollout leaves a rank without answers; give two of either")
+
     def step(self, arm: Arm, rollouts: int) -> tuple[Seconds, ReplaySums, dict[str, int]]:
         """One training step; seconds, losses of both ranks together, and sizes.
 
         Raises ConfigError if a rank would have no answer.
         """
-        if len(self.workload.prompts) * rollouts < RANKS:
-            raise ConfigError("one prompt with one rollout leaves a rank without answers; give two of either")
+        self.check(rollouts)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self._start[name])
@@ -209,6 +213,8 @@ def bench_report(
     with `cpu_` are ratios of processor time.
     """
     bench = Bench(workload, engine=engine)
+    for number in rollouts:
+        bench.check(number)
     bench.step(ARMS[-1], RANKS)  # warm-up, with an answer for each rank
     compared = {number: compare(bench, number, repeat, report) for number in rollouts}
     headline = 16 if 16 in compared else rollouts[-1]

@@ -5,12 +5,16 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from orl_core.errors import ConfigError, OrlError
 from orl_core.threads import sleep_when_idle
+
+Tracker = Annotated[
+    str, typer.Option(help="Where metrics go besides metrics.jsonl: auto (TensorBoard if installed), none, wandb, ...")
+]
 
 
 @contextmanager

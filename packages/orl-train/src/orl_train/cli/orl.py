@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orl_train.cli.common import fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
+from orl_train.cli.common import Tracker, fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
 from orl_train.cli.metrics import metrics_reporter
 
 
@@ -22,10 +22,7 @@ def orl(
     residual: Annotated[bool, typer.Option(help="Residual context in rollouts and replay.")] = True,
     gate: Annotated[bool, typer.Option(help="Train only uncertain positions; without it, all unresolved ones.")] = True,
     resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in OUT.")] = True,
-    tracker: Annotated[
-        str,
-        typer.Option(help="Where metrics go besides metrics.jsonl: auto (TensorBoard if installed), none, wandb, ..."),
-    ] = "auto",
+    tracker: Tracker = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all).")] = None,
 ) -> None:
     """On-policy residual learning: train a model on its own verified answers, in the states it visited."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from orl_train.cli.common import fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
+from orl_train.cli.common import Tracker, fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
 from orl_train.cli.metrics import metrics_reporter
 
 
@@ -16,10 +16,7 @@ def pretrain(
         list[str] | None, typer.Option("--set", help="Override a setting: name=value, such as optimizer.muon_lr=0.01.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in OUT.")] = True,
-    tracker: Annotated[
-        str,
-        typer.Option(help="Where metrics go besides metrics.jsonl: auto (TensorBoard if installed), none, wandb, ..."),
-    ] = "auto",
+    tracker: Tracker = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all).")] = None,
 ) -> None:
     """Train a block-diffusion model from scratch on arithmetic word problems."""

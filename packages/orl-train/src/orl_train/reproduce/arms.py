@@ -11,9 +11,9 @@ from typing import Any
 from orl_core.errors import ConfigError
 from orl_core.protocols import Verifier
 from orl_train import checkpoint
-from orl_train.cli.metrics import metrics_reporter
 from orl_train.config import load_config, to_dict
 from orl_train.errors import NonFiniteLossError, TrainError
+from orl_train.metrics_log import metrics_log
 from orl_train.orl import OrlConfig, OrlRun
 from orl_train.orl.run import NoVerifiedAnswersError
 from orl_train.reproduce.files import write_json
@@ -38,6 +38,7 @@ class Arm:
 
 
 BASE, ORL, SECOND = "base", "orl", "orl-2"
+METHOD = (BASE, ORL, SECOND)  # the others are ablations and controls
 SECOND_SEED = 1000  # more than a first stage's
 ARMS = {
     arm.name: arm
@@ -110,8 +111,9 @@ def settings_key(value: dict[str, Any]) -> str:
 
 def arm_key(config: OrlConfig) -> str:
     """Hash of a run's settings; its models count by their weights, not by their places."""
-    models = {"start": config.start} | ({} if config.reference is None else {"reference": config.reference})
-    return settings_key(to_dict(config) | {name: fingerprint(Path(folder)) for name, folder in models.items()})
+    models = {"start": config.start, "reference": config.reference}
+    weights = {name: fingerprint(Path(folder)) for name, folder in models.items() if folder is not None}
+    return settings_key(to_dict(config) | weights)
 
 
 def finished(job: Job, config: OrlConfig) -> dict[str, Any] | None:
@@ -135,10 +137,10 @@ def train(job: Job, config: OrlConfig, verifier: Verifier, say: Say) -> None:
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     log, stopped = job.folder / "metrics.jsonl", None
-    with metrics_reporter(log, config.updates, quiet=True) as report:
+    with metrics_log(log) as write:
 
         def progress(metrics: dict[str, float]) -> None:
-            report(metrics)
+            write(metrics)
             if metrics["step"] % 10 == 0 or metrics["step"] == config.updates:
                 say(
                     f"update {metrics['step']}/{config.updates}: loss {metrics['loss']:.4f}, verified "

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from orl_train.errors import TrainError
+from orl_train.reproduce.arms import METHOD
 from orl_train.reproduce.files import replacing
 
 SHOWN_BELOW_FLOOR = 0.15  # of accuracy; what lies lower is in the tables
@@ -37,7 +38,7 @@ def draw_frontier(report: dict[str, Any], path: Path) -> None:
 def draw_family(axes: Any, data: dict[str, Any]) -> None:
     """One panel."""
     for name, arm in data["arms"].items():
-        main = arm["arm"] in ("base", "orl", "orl-2")
+        main = arm["arm"] in METHOD
         for variant, points in arm["dev"].items():
             label = name + (" without residual" if variant == "no_residual" else "")
             _draw_line(axes, points, label, "-" if main and variant == "as_trained" else ":")

@@ -12,7 +12,7 @@ from typing import Any
 from orl_core.arithmetic import problems
 from orl_train import checkpoint
 from orl_train.config import to_dict
-from orl_train.reproduce.arms import BASE, ORL, SECOND, Job, Say
+from orl_train.reproduce.arms import METHOD, ORL, SECOND, Job, Say
 from orl_train.reproduce.config import ReproduceConfig
 from orl_train.reproduce.files import replacing, write_json
 from orl_train.reproduce.markdown import markdown
@@ -121,7 +121,7 @@ def _ablations(study: FamilyStudy) -> dict[str, Any]:
     for job in study.jobs:
         choice = study.choice(job, job.arm.residual)
         chosen, same = study.result(job, "chosen"), study.result(job, "same")
-        if job.arm.name in (BASE, ORL, SECOND) or choice is None or chosen is None or same is None:
+        if job.arm.name in METHOD or choice is None or chosen is None or same is None:
             continue
         comparison = compare(full, chosen, same, full_reached=full_choice.reached, reached=choice.reached)
         rows[job.arm.name] = asdict(comparison) | {"verdict": judge(job.arm.name, comparison)}

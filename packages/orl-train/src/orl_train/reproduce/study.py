@@ -8,7 +8,7 @@ from orl_core.noise import Family
 from orl_core.protocols import Verifier
 from orl_train.config import load_config, to_dict
 from orl_train.orl import OrlConfig
-from orl_train.reproduce.arms import BASE, ORL, SECOND, Job, arm_config, make_jobs, saved_models, second_config
+from orl_train.reproduce.arms import BASE, METHOD, ORL, SECOND, Job, arm_config, make_jobs, saved_models, second_config
 from orl_train.reproduce.config import ReproduceConfig, start_folder
 from orl_train.reproduce.sweep import Choice, Measurement, Model, Setting, choose, most_accurate
 
@@ -111,7 +111,7 @@ class FamilyStudy:
         if job is self.base:
             best = self.best_of_base()
             wanted["best"] = self._test(job, None if best is None else Choice(best, True), True)
-        if job.arm.name in (BASE, ORL, SECOND):
+        if job.arm.name in METHOD:
             setting = Setting("dev", self.config.dev_problems, self.middle, True, self.recipe.rollout.temperature)
             wanted["sampled"] = None if choice is None else (self._named(job, choice), setting)
         else:

@@ -85,6 +85,8 @@ def point() -> Callable[..., Measurement]:
             "model": "model",
             "split": "test",
             "threshold": 0.5,
+            "confidence_threshold": None,
+            "stability_threshold": None,
             "residual": True,
             "temperature": 0.0,
             "n": n,

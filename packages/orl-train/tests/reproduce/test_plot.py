@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from orl_train.reproduce.plot import PlotError, draw_frontier
+from orl_train.reproduce.plot import PlotError, draw_frontier, frontier
 
 
 def report(point):
@@ -18,6 +18,11 @@ def test_the_frontier_is_drawn(point, tmp_path):
     draw_frontier(report(point), tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["frontier.png"]
+
+
+def test_the_line_leaves_out_what_another_point_beats_in_both():
+    points = [(4.0, 90.0), (2.0, 99.0), (3.0, 95.0), (3.5, 85.0), (2.0, 98.0)]
+    assert frontier(points) == [(2.0, 99.0), (3.0, 95.0), (4.0, 90.0)]
 
 
 def test_without_matplotlib_the_error_says_what_to_install(point, tmp_path, monkeypatch):

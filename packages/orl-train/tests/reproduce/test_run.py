@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from typer.testing import CliRunner
@@ -100,6 +101,20 @@ def test_a_larger_grid_measures_only_what_is_new(whole, study, verdict, monkeypa
         4.0,
     ]
     assert len(graded) == 1  # the base's sweep at 1.0 is missing, so nothing is chosen yet
+
+
+def test_the_uniform_family_is_measured_at_every_stop_rule(study, verdict, tmp_path):
+    both = replace(study.uniform, grid=(0.1, 4.0), confidence_thresholds=(0.02, 9.0), stability_thresholds=(0, 1))
+    out = tmp_path / "out"
+    report = reproduce(
+        replace(study, uniform=both), out, families=["uniform"], arms=["base"], verifier=verdict, say=str
+    )
+    points = report["families"]["uniform"]["arms"]["base"]["dev"]["as_trained"]
+    at = {(p["threshold"], p["confidence_threshold"], p["stability_threshold"]): p["tpf"] for p in points}
+    assert list(at) == list(product((0.1, 4.0), (0.02, 9.0), (0, 1)))
+    # a mean entropy of 9 nats is never exceeded: a block may stop at its first step, or at the first unchanged one
+    assert at[4.0, 9.0, 0] > at[4.0, 9.0, 1] >= at[4.0, 0.02, 1]
+    assert "| 4, 9, 0 |" in (out / "report.md").read_text()
 
 
 def test_interrupted_measurements_continue(study, verdict, monkeypatch, tmp_path):
@@ -215,6 +230,12 @@ def test_wrong_input_is_refused_before_work(study, study_file, verdict, monkeypa
         load_study(study_file, {"uniform.grid": [2, 1]})
     with pytest.raises(ConfigError, match=r"must lie in \(0, 1\]"):
         load_study(study_file, {"masked.grid": [0.5, 1.5]})
+    with pytest.raises(ConfigError, match=r"confidence_thresholds is .* must be greater than 0"):
+        load_study(study_file, {"uniform.confidence_thresholds": [0, 1]})
+    with pytest.raises(ConfigError, match=r"stability_thresholds is .* must be at least 0"):
+        load_study(study_file, {"uniform.stability_thresholds": [-1, 1]})
+    with pytest.raises(ConfigError, match="masked: stability_thresholds is set; only the uniform family"):
+        load_study(study_file, {"masked.stability_thresholds": [0]})
     with pytest.raises(ConfigError, match=r"grid\[0\] is 'x'"):
         load_study(study_file, {"uniform.grid": ["x"]})
     with pytest.raises(ConfigError, match="one of headline_seeds"):

@@ -23,7 +23,8 @@ class RolloutSettings:
     temperature: at which candidates are sampled; 0 is greedy. The uniform family always decodes at temperature 1, so
     there it is 0 or 1. In the masked family one below 1 also sharpens the probabilities that the threshold is compared
     with, so that more is committed, and more of it wrong.
-    confidence_threshold: mean entropy (nats) below which a block of the uniform family may stop.
+    confidence_threshold: mean entropy (nats) below which a block of the uniform family may stop. stability_threshold:
+    steps over which its most probable tokens must not have changed; 0 stops at the first confident step.
     engine: "auto", "dlmrt" or "reference".
     """
 
@@ -36,6 +37,7 @@ class RolloutSettings:
     max_new_tokens: int = 128
     max_steps: int = 48
     confidence_threshold: float = 0.005
+    stability_threshold: int = 1
     engine: str = "auto"
 
     def __post_init__(self) -> None:
@@ -44,6 +46,7 @@ class RolloutSettings:
         if not 0 < self.low <= self.high:
             raise ConfigError(f"low is {self.low} and high {self.high}; they must satisfy 0 < low <= high")
         require_at_least("temperature", self.temperature, 0.0)
+        require_at_least("stability_threshold", self.stability_threshold, 0)
         if not self.confidence_threshold > 0:
             raise ConfigError(f"confidence_threshold is {self.confidence_threshold} nats; it must be greater than 0")
 
@@ -56,6 +59,7 @@ class RolloutSettings:
                 bound,
                 max_steps=self.max_steps,
                 confidence_threshold=self.confidence_threshold,
+                stability_threshold=self.stability_threshold,
                 greedy=self.temperature == 0,
             )
         threshold = self.low + (self.high - self.low) * draw

@@ -18,12 +18,16 @@ class FamilySettings:
     """start: folder of the start model, or "embedded:base" and the like. recipe: TOML file of the OrlConfig that every
     arm of the family follows, relative to the file that names it. second: the same of a second stage, by which the ORL
     models of all seeds are trained on for the headline; None for none. grid: thresholds at which models are measured:
-    the entropy bound in nats (uniform) or the confidence threshold (masked)."""
+    the entropy bound in nats (uniform) or the confidence threshold (masked). confidence_thresholds,
+    stability_thresholds: in the uniform family each bound is measured with every pair of them as the stop rule; empty
+    means that of the recipe's rollouts."""
 
     start: str
     recipe: str
     grid: tuple[float, ...]
     second: str | None = None
+    confidence_thresholds: tuple[float, ...] = ()
+    stability_thresholds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +62,25 @@ class ReproduceConfig:
         if len(set(self.headline_seeds)) < len(self.headline_seeds):
             raise ConfigError(f"headline_seeds are {list(self.headline_seeds)}; each may occur once")
         for family in FAMILIES:
-            grid = getattr(self, family).grid
-            if not grid:
-                raise ConfigError(f"{family}: grid is empty; give at least one threshold, such as [0.1, 1.0]")
-            if list(grid) != sorted(set(grid)):
-                raise ConfigError(f"{family}: grid is {list(grid)}; it must ascend, each threshold once")
-            if grid[0] <= 0 or (family == "masked" and grid[-1] > 1):
-                allowed = "lie in (0, 1]" if family == "masked" else "be greater than 0"
-                raise ConfigError(f"{family}: grid is {list(grid)}; every threshold must {allowed}")
+            self._check_thresholds(family)
+
+    def _check_thresholds(self, family: Family) -> None:
+        settings = self.family(family)
+        stop_rule = ("confidence_thresholds", "stability_thresholds")
+        if not settings.grid:
+            raise ConfigError(f"{family}: grid is empty; give at least one threshold, such as [0.1, 1.0]")
+        for name in ("grid", *stop_rule):
+            values = list(getattr(settings, name))
+            if values != sorted(set(values)):
+                raise ConfigError(f"{family}: {name} is {values}; it must ascend, each threshold once")
+            if values and (values[0] < 0 or (values[0] == 0 and name != "stability_thresholds")):
+                at_least = "at least 0" if name == "stability_thresholds" else "greater than 0"
+                raise ConfigError(f"{family}: {name} is {values}; every threshold must be {at_least}")
+        if family == "masked" and settings.grid[-1] > 1:
+            raise ConfigError(f"masked: grid is {list(settings.grid)}; every threshold must lie in (0, 1]")
+        for name in stop_rule:
+            if family == "masked" and getattr(settings, name):
+                raise ConfigError(f"masked: {name} is set; only the uniform family has such a stop rule")
 
     def family(self, family: Family) -> FamilySettings:
         return self.uniform if family == "uniform" else self.masked

@@ -3,9 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from orl_train.reproduce.sweep import thresholds_of
 from orl_train.reproduce.verdicts import CLAIMS
 
 NOTHING = "-"
+THRESHOLDS = {
+    "uniform": "Thresholds are the entropy bound (nats), the mean entropy (nats) below which a block may stop, and the "
+    "steps over which its most probable tokens must not have changed by then.",
+    "masked": "",
+}
 
 
 def markdown(report: dict[str, Any], image: str | None) -> str:
@@ -37,7 +43,8 @@ def family_tables(family: str, data: dict[str, Any]) -> list[str]:
     return [
         f"## {title} family",
         f"Start model `{data['start']}`. On dev the base's best accuracy is {_percent(best['accuracy'])} (at "
-        f"{best['threshold']:g}), so the floor is {_percent(data['floor'])}.",
+        f"{thresholds_of(best)}), so the floor is {_percent(data['floor'])}.",
+        THRESHOLDS[family],
         *_headline(data["headline"], "Headline"),
         *_headline(data["first_stage"], "The first stage alone, whose schedule the ablations and controls share"),
         *_arms(data),
@@ -95,7 +102,7 @@ def _point(point: dict[str, Any] | None) -> list[str]:
     if point is None:
         return ["not measured", *[NOTHING] * 4]
     return [
-        f"{point['threshold']:g}",
+        str(thresholds_of(point)),
         f"{_percent(point['accuracy'])} {_interval(point['accuracy_interval'], '{:.1f}', 100)}",
         _percent(point["final_accuracy"]),
         f"{point['tpf']:.2f} {_interval(point['tpf_interval'], '{:.2f}')}",
@@ -138,7 +145,7 @@ def _two_by_two(data: dict[str, Any]) -> list[str]:
 def _brief(point: dict[str, Any] | None) -> str:
     if point is None:
         return "not measured"
-    return f"{_percent(point['accuracy'])} / {point['tpf']:.2f} at {point['threshold']:g}"
+    return f"{_percent(point['accuracy'])} / {point['tpf']:.2f} at {thresholds_of(point)}"
 
 
 def _diversity(data: dict[str, Any]) -> list[str]:
@@ -156,10 +163,10 @@ def _diversity(data: dict[str, Any]) -> list[str]:
 def _sweeps(data: dict[str, Any]) -> list[str]:
     arms = {name: arm["dev"]["as_trained"] for name, arm in data["arms"].items() if arm["dev"]["as_trained"]}
     last = {name: points[-1]["model"] for name, points in arms.items()}
-    at = {n: {p["threshold"]: p for p in points if p["model"] == last[n]} for n, points in arms.items()}
-    grid = sorted({threshold for points in at.values() for threshold in points})
+    at = {n: {thresholds_of(p): p for p in points if p["model"] == last[n]} for n, points in arms.items()}
+    grid = list(dict.fromkeys(thresholds for points in at.values() for thresholds in points))
     rows = [
-        [f"{t:g}", *(f"{_percent(p[t]['accuracy'])} / {p[t]['tpf']:.2f}" if t in p else NOTHING for p in at.values())]
+        [t, *(f"{_percent(p[t]['accuracy'])} / {p[t]['tpf']:.2f}" if t in p else NOTHING for p in at.values())]
         for t in grid
     ]
     return ["### Every threshold on dev (accuracy / TPF)", _table(["threshold", *(f"`{n}`" for n in at)], rows)]

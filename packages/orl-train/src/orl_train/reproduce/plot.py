@@ -15,7 +15,8 @@ class PlotError(TrainError):
 
 
 def draw_frontier(report: dict[str, Any], path: Path) -> None:
-    """Draws a panel per family: accuracy over TPF on dev at every threshold, the floor, and what was chosen.
+    """Draws a panel per family: accuracy over TPF on dev at every threshold, a line along the best of them, the floor,
+    and what was chosen.
 
     Raises PlotError without matplotlib.
     """
@@ -56,5 +57,17 @@ def draw_family(axes: Any, data: dict[str, Any]) -> None:
 
 def _draw_line(axes: Any, points: list[dict[str, Any]], label: str, style: str) -> None:
     if points:
-        last = [p for p in points if p["model"] == points[-1]["model"]]
-        axes.plot([p["tpf"] for p in last], [100 * p["accuracy"] for p in last], style, marker=".", label=label)
+        last = [(p["tpf"], 100 * p["accuracy"]) for p in points if p["model"] == points[-1]["model"]]
+        best = frontier(last)
+        (line,) = axes.plot(*zip(*best, strict=True), style, marker=".", label=label)
+        rest = [point for point in last if point not in best]
+        axes.scatter(*zip(*rest, strict=True) if rest else ((), ()), s=4, color=line.get_color(), alpha=0.4)
+
+
+def frontier(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (TPF, accuracy) that no other one beats in both, slowest first."""
+    best: list[tuple[float, float]] = []
+    for point in sorted(points, reverse=True):
+        if not best or point[1] > best[-1][1]:
+            best.append(point)
+    return best[::-1]

@@ -104,6 +104,6 @@ def _measure(wanted: list[Wanted], say: Say) -> None:
         made = model.measure(setting)
         context = "" if setting.residual else ", no residual"
         say(
-            f"{setting.split} {number}/{len(wanted)}, {model.name} at {setting.threshold:g}{context}: accuracy "
+            f"{setting.split} {number}/{len(wanted)}, {model.name} at {setting.at}{context}: accuracy "
             f"{made.accuracy:.1%}, TPF {made.tpf:.2f} ({made.seconds:.0f} s)"
         )

@@ -1,6 +1,7 @@
 """One family's part of a reproduction: which measurements it wants, and what dev chooses."""
 
 from functools import cached_property
+from itertools import product
 from math import sqrt
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from orl_train.config import load_config, to_dict
 from orl_train.orl import OrlConfig
 from orl_train.reproduce.arms import BASE, METHOD, ORL, SECOND, Job, arm_config, make_jobs, saved_models, second_config
 from orl_train.reproduce.config import ReproduceConfig, start_folder
-from orl_train.reproduce.sweep import Choice, Measurement, Model, Setting, choose, most_accurate
+from orl_train.reproduce.sweep import Choice, Measurement, Model, Setting, Thresholds, choose, most_accurate
 
 Wanted = tuple[Model, Setting]
 
@@ -65,9 +66,9 @@ class FamilyStudy:
     def sweep(self, job: Job, residual: bool) -> list[Wanted]:
         """The measurements on dev: every model at every threshold."""
         return [
-            (model, Setting("dev", self.config.dev_problems, threshold, residual))
+            (model, Setting("dev", self.config.dev_problems, at, residual))
             for model in self.models(job)
-            for threshold in self.settings.grid
+            for at in self.grid
         ]
 
     def dev(self, job: Job, residual: bool) -> list[Measurement]:
@@ -77,10 +78,22 @@ class FamilyStudy:
         return complete if len(complete) == len(found) else []
 
     @cached_property
-    def middle(self) -> float:
+    def grid(self) -> list[Thresholds]:
+        """Where models are measured on dev."""
+        if self.family == "masked":
+            return [Thresholds(threshold) for threshold in self.settings.grid]
+        rollout = self.recipe.rollout
+        confidence = self.settings.confidence_thresholds or (rollout.confidence_threshold,)
+        stability = self.settings.stability_thresholds or (rollout.stability_threshold,)
+        return [Thresholds(*at) for at in product(self.settings.grid, confidence, stability)]
+
+    @cached_property
+    def middle(self) -> Thresholds:
         """The middle of the thresholds that rollouts draw from."""
-        low, high = self.recipe.rollout.low, self.recipe.rollout.high
-        return sqrt(low * high) if self.family == "uniform" else (low + high) / 2
+        rollout = self.recipe.rollout
+        if self.family == "masked":
+            return Thresholds((rollout.low + rollout.high) / 2)
+        return Thresholds(sqrt(rollout.low * rollout.high), rollout.confidence_threshold, rollout.stability_threshold)
 
     def best_of_base(self) -> Measurement | None:
         points = self.dev(self.base, True)
@@ -117,14 +130,14 @@ class FamilyStudy:
         else:
             orl = self.choice(self.orl, True)
             same = None if choice is None or orl is None else Choice(choice.point, True)
-            wanted["same"] = self._test(job, same, trained, orl.point.threshold if orl else None)
+            wanted["same"] = self._test(job, same, trained, orl.point.at if orl else None)
         return wanted
 
-    def _test(self, job: Job, choice: Choice | None, residual: bool, threshold: float | None = None) -> Wanted | None:
+    def _test(self, job: Job, choice: Choice | None, residual: bool, at: Thresholds | None = None) -> Wanted | None:
         if choice is None:
             return None
-        at = choice.point.threshold if threshold is None else threshold
-        return self._named(job, choice), Setting("test", self.config.test_problems, at, residual)
+        setting = Setting("test", self.config.test_problems, at or choice.point.at, residual)
+        return self._named(job, choice), setting
 
     def _named(self, job: Job, choice: Choice) -> Model:
         return next(model for model in self.models(job) if model.name == choice.point.model)

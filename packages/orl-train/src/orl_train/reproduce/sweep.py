@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +18,43 @@ from orl_train.reproduce.arms import fingerprint, settings_key
 from orl_train.reproduce.files import write_json
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Thresholds:
+    """Where on its frontier a model decodes.
+
+    threshold: entropy bound (nats) or confidence threshold. confidence_threshold (mean nats), stability_threshold: when
+    a block of the uniform family may stop, as in RolloutSettings; None in the masked family.
+    """
+
+    threshold: float
+    confidence_threshold: float | None = None
+    stability_threshold: int | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{value:g}" for value in astuple(self) if value is not None)
+
+    def rollout(self, settings: RolloutSettings) -> RolloutSettings:
+        """The same rollouts, at these thresholds."""
+        stop_rule = {
+            name: value
+            for name in ("confidence_threshold", "stability_threshold")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(settings, low=self.threshold, high=self.threshold, **stop_rule)
+
+
+def thresholds_of(summary: dict[str, Any]) -> Thresholds:
+    """The thresholds in a measurement's summary."""
+    return Thresholds(**{field.name: summary[field.name] for field in fields(Thresholds)})
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is measured. threshold: entropy bound (nats) or confidence threshold. temperature: 0 is greedy."""
+    """How a model is measured. temperature: 0 is greedy."""
 
     split: Literal["dev", "test"]
     problems: int
-    threshold: float
+    at: Thresholds
     residual: bool
     temperature: float = 0.0
 
@@ -39,6 +69,8 @@ class Measurement:
     model: str
     split: str
     threshold: float
+    confidence_threshold: float | None
+    stability_threshold: int | None
     residual: bool
     temperature: float
     n: int
@@ -53,6 +85,10 @@ class Measurement:
     tokens: list[int]
     forwards: list[int]
     blocks: list[int]
+
+    @property
+    def at(self) -> Thresholds:
+        return thresholds_of(asdict(self))
 
     def summary(self) -> dict[str, Any]:
         """All but the lists."""
@@ -82,11 +118,9 @@ class Model:
         )
 
     def _path(self, setting: Setting) -> Path:
-        answering = {
-            name: getattr(self.settings, name) for name in ("max_new_tokens", "max_steps", "confidence_threshold")
-        }
+        answering = {name: getattr(self.settings, name) for name in ("max_new_tokens", "max_steps")}
         key = settings_key({"weights": self._weights, **asdict(setting), **answering})
-        return self.home / "measurements" / f"{setting.split}-{setting.threshold:g}-{key}.json"
+        return self.home / "measurements" / f"{setting.split}-{setting.at.threshold:g}-{key}.json"
 
     def find(self, setting: Setting) -> Measurement | None:
         """The measurement, if it was made."""
@@ -100,7 +134,7 @@ class Model:
             return found
         began = time.perf_counter()
         rollout, tokenizer, config = self._loaded
-        at = replace(self.settings, low=setting.threshold, high=setting.threshold, temperature=setting.temperature)
+        at = replace(setting.at.rollout(self.settings), temperature=setting.temperature)
         graded = grade(
             rollout,
             tokenizer,
@@ -114,7 +148,7 @@ class Model:
         made = Measurement(
             model=self.name,
             split=setting.split,
-            threshold=setting.threshold,
+            **asdict(setting.at),
             residual=setting.residual,
             temperature=setting.temperature,
             **asdict(summarize(graded)),

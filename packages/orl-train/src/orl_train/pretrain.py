@@ -28,10 +28,17 @@ from orl_train.data.noisy_batch import NoiseSettings, NoisyBatch, TokenRange, co
 from orl_train.data.tokenizer import EOS, MASK, PAD, build_tokenizer
 from orl_train.errors import NonFiniteLossError
 from orl_train.interrupt import deferred_interrupt, on_any_rank
-from orl_train.model_folder import model_folder
+from orl_train.model_folder import by_weights, model_folder
 from orl_train.models.qwen_dlm import QwenDLMConfig, QwenDLMForBlockDiffusion
 from orl_train.optim import OptimizerConfig, build_optimizers, schedule_factor
-from orl_train.saving import keep_weights_in_model_folder, no_progress_bars, resume_run, save_model, save_run
+from orl_train.saving import (
+    Checkpoints,
+    keep_weights_in_model_folder,
+    no_progress_bars,
+    resume_run,
+    save_model,
+    save_run,
+)
 from orl_train.tracking import tracker_options, tracking
 
 
@@ -292,8 +299,8 @@ def pretrain(
     model, optimizers, schedules = prepared[0], prepared[1:3], prepared[3:5]
     keep_weights_in_model_folder(accelerator)
     batches = ArithmeticBatches(config, tokenizer, accelerator.unwrap_model(model).config.vocab_size)
-    checkpoints = out / "checkpoints"
-    first = resume_run(accelerator, to_dict(config), checkpoints) if resume else 0
+    checkpoints = Checkpoints(out / "checkpoints", config.keep, by_weights(config))
+    first = resume_run(accelerator, checkpoints) if resume else 0
 
     def write_model(folder: Path) -> None:
         save_model(accelerator.unwrap_model(model), tokenizer, folder, torch.float32)
@@ -307,7 +314,7 @@ def pretrain(
             mean = accumulate(accelerator, model, micro, config, with_residual, batches.token_weight)
             norm = _clip(accelerator, model, config.optimizer.clip_norm)
             if not (math.isfinite(mean) and math.isfinite(norm)):
-                kept = checkpoint.latest(checkpoints)
+                kept = checkpoint.latest(checkpoints.folder)
                 raise NonFiniteLossError(
                     f"the loss is {mean} and its gradient norm {norm} at update {step + 1}; "
                     f"the last good checkpoint is {kept or 'none'}. Start again with a lower learning rate"
@@ -330,7 +337,7 @@ def pretrain(
                 report(metrics)
             stop = on_any_rank(accelerator, interrupt.requested)
             if done < config.steps and (stop or done % config.save_every == 0):
-                save_run(accelerator, write_model, to_dict(config), checkpoints, done, config.keep)
+                save_run(accelerator, write_model, checkpoints, done)
             if stop and done < config.steps:
                 raise KeyboardInterrupt
         final = out / "model"

@@ -4,6 +4,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,26 @@ def keep_weights_in_model_folder(accelerator: Accelerator) -> None:
     accelerator.register_load_state_pre_hook(load)
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The checkpoints of a run below `folder`, of which the newest `keep` stay.
+
+    settings: those that a run must have to continue from one.
+    """
+
+    folder: Path
+    keep: int
+    settings: dict[str, Any]
+
+
 def write_run(
     accelerator: Accelerator,
     write_state: Callable[[Path], None],
     write_model: Callable[[Path], None],
-    settings: dict[str, Any],
-    folder: Path,
+    checkpoints: Checkpoints,
     step: int,
-    keep: int,
 ) -> None:
-    """Writes the checkpoint after `step` updates below `folder` and removes all but the newest `keep`.
+    """Writes the checkpoint after `step` updates and removes those that are not to be kept.
 
     write_state: writes all but the model to the folder it is given, which exists; write_model: writes the model in
     float32. Both are called on the main process.
@@ -127,40 +138,38 @@ def write_run(
         (target / "state").mkdir()
         write_state(target / "state")
         write_model(target / "model")
-        checkpoint.write_json(target / "run.json", {"step": step, "config": settings})
+        checkpoint.write_json(target / "run.json", {"step": step, "config": checkpoints.settings})
 
     if accelerator.is_main_process:
-        checkpoint.write_folder(checkpoint.checkpoint_path(folder, step), write)
-        checkpoint.prune(folder, keep)
+        checkpoint.write_folder(checkpoint.checkpoint_path(checkpoints.folder, step), write)
+        checkpoint.prune(checkpoints.folder, checkpoints.keep)
     accelerator.wait_for_everyone()
 
 
 def save_run(
     accelerator: Accelerator,
     write_model: Callable[[Path], None],
-    settings: dict[str, Any],
-    folder: Path,
+    checkpoints: Checkpoints,
     step: int,
-    keep: int,
 ) -> None:
     """`write_run` with the state that accelerate keeps."""
 
     def write_state(state: Path) -> None:
         accelerator.save_state(str(state))
 
-    write_run(accelerator, write_state, write_model, settings, folder, step, keep)
+    write_run(accelerator, write_state, write_model, checkpoints, step)
 
 
-def newest_run(settings: dict[str, Any], folder: Path) -> tuple[Path | None, int]:
-    """The newest checkpoint below `folder` and the updates it has seen; (None, 0) if there is none.
+def newest_run(checkpoints: Checkpoints) -> tuple[Path | None, int]:
+    """The newest checkpoint and the updates it has seen; (None, 0) if there is none.
 
     Raises ConfigError if it was made with other settings, CheckpointError if its run.json is damaged.
     """
-    found = checkpoint.latest(folder)
+    found = checkpoint.latest(checkpoints.folder)
     if found is None:
         return None, 0
     run = checkpoint.read_json(found / "run.json")
-    if run.get("config") != settings:
+    if run.get("config") != checkpoints.settings:
         raise ConfigError(
             f"{found} was made with other settings; use another output folder, the same settings, or --no-resume"
         )
@@ -180,12 +189,12 @@ def reading(found: Path) -> Iterator[None]:
         ) from error
 
 
-def resume_run(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> int:
-    """Loads the newest checkpoint below `folder` and returns the updates it has seen; 0 if there is none.
+def resume_run(accelerator: Accelerator, checkpoints: Checkpoints) -> int:
+    """Loads the newest checkpoint and returns the updates it has seen; 0 if there is none.
 
     Raises ConfigError if it was made with other settings, CheckpointError if it is damaged.
     """
-    found, step = newest_run(settings, folder)
+    found, step = newest_run(checkpoints)
     if found is None:
         return 0
     with reading(found):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from orl_train.lora import has_lora, load_trained_state, trained_state
-from orl_train.saving import UPDATES, newest_run, reading, write_run
+from orl_train.saving import UPDATES, Checkpoints, newest_run, reading, write_run
 from orl_train.sharding import load_whole_state, whole
 
 _STATE = "optimizers.pt"
@@ -27,12 +27,10 @@ def save_sharded_run(
     optimizers: Sequence[torch.optim.Optimizer],
     schedules: Sequence[Any],
     write_model: Callable[[Path], None],
-    settings: dict[str, Any],
-    folder: Path,
+    checkpoints: Checkpoints,
     step: int,
-    keep: int,
 ) -> None:
-    """Writes the checkpoint after `step` updates below `folder` and removes all but the newest `keep`.
+    """Writes the checkpoint after `step` updates and removes those that are not to be kept.
 
     write_model: writes the model in float32 to the folder it is given; called on the main process.
     """
@@ -47,21 +45,20 @@ def save_sharded_run(
         if updates is not None:
             save_file(updates, target / UPDATES)
 
-    write_run(accelerator, write_state, write_model, settings, folder, step, keep)
+    write_run(accelerator, write_state, write_model, checkpoints, step)
 
 
 def resume_sharded_run(
     model: Any,
     optimizers: Sequence[torch.optim.Optimizer],
     schedules: Sequence[Any],
-    settings: dict[str, Any],
-    folder: Path,
+    checkpoints: Checkpoints,
 ) -> int:
-    """Loads the newest checkpoint below `folder` and returns the updates it has seen; 0 if there is none.
+    """Loads the newest checkpoint and returns the updates it has seen; 0 if there is none.
 
     Raises ConfigError if it was made with other settings, CheckpointError if it is damaged.
     """
-    found, step = newest_run(settings, folder)
+    found, step = newest_run(checkpoints)
     if found is None:
         return 0
     with reading(found):

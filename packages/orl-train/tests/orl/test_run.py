@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from orl_core.errors import ConfigError, OrlError
 from orl_train.attention import attention_plan
@@ -118,6 +118,18 @@ def test_resumed_run_equals_the_uninterrupted_one(start, settings, tmp_path, fam
     again = OrlRun(config, tmp_path / "again", accept).run()
     ours, theirs = load_file(whole / "model.safetensors"), load_file(again / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_resumes_from_a_start_model_that_was_moved_but_not_from_another_one(start, settings, tmp_path):
+    folder = start("uniform")
+    OrlRun(settings(folder, updates=2), tmp_path / "run", accept).run()
+    shutil.copytree(folder, tmp_path / "moved")
+    run = OrlRun(settings(tmp_path / "moved", updates=2), tmp_path / "run", accept)
+    assert run._resume() == 1
+    weights = load_file(tmp_path / "moved" / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, tmp_path / "moved" / "model.safetensors")
+    with pytest.raises(ConfigError, match="made with other settings"):
+        OrlRun(settings(tmp_path / "moved", updates=2), tmp_path / "run", accept).run()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,21 @@ from orl_train.errors import NonFiniteLossError, TrainError
 from orl_train.evaluate import evaluate
 from orl_train.interrupt import deferred_interrupt, on_any_rank
 from orl_train.lora import add_lora
-from orl_train.model_folder import model_folder
+from orl_train.model_folder import by_weights, model_folder
 from orl_train.optim import build_optimizers, schedule_factor
 from orl_train.orl.answers import Answers, collect_answers, entropy_at
 from orl_train.orl.config import OrlConfig
 from orl_train.orl.controls import control_gradients, solution_pairs, verified_pairs
 from orl_train.orl.start import check_method, check_sharded, load_model, load_tokenizer, reference_model, stop_ids
 from orl_train.replay import ReplaySums, cost_model, make_packs, rank_share, replay_backward, select_units
-from orl_train.saving import copy_companions, keep_weights_in_model_folder, resume_run, save_run, save_weights
+from orl_train.saving import (
+    Checkpoints,
+    copy_companions,
+    keep_weights_in_model_folder,
+    resume_run,
+    save_run,
+    save_weights,
+)
 from orl_train.sharded_run import resume_sharded_run, save_sharded_run
 from orl_train.sharding import (
     add_up_gradients,
@@ -224,19 +232,22 @@ class OrlRun:
 
         return write
 
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.out / "checkpoints", self.config.keep, by_weights(self.config))
+
     def _resume(self) -> int:
-        settings, folder = to_dict(self.config), self.out / "checkpoints"
         if is_sharded(self.plain):
-            return resume_sharded_run(self.plain, self.optimizers, self.schedules, settings, folder)
-        return resume_run(self.accelerator, settings, folder)
+            return resume_sharded_run(self.plain, self.optimizers, self.schedules, self._checkpoints)
+        return resume_run(self.accelerator, self._checkpoints)
 
     def _save(self, done: int) -> None:
-        folder, keep, write = self.out / "checkpoints", self.config.keep, self._model_writer(torch.float32)
+        write = self._model_writer(torch.float32)
         if not is_sharded(self.plain):
-            save_run(self.accelerator, write, to_dict(self.config), folder, done, keep)
+            save_run(self.accelerator, write, self._checkpoints, done)
             return
         state = (self.plain, self.optimizers, self.schedules)
-        save_sharded_run(self.accelerator, *state, write, to_dict(self.config), folder, done, keep)
+        save_sharded_run(self.accelerator, *state, write, self._checkpoints, done)
 
     def _gradients(self, kept: Kept, update: int) -> ReplaySums:
         config, accelerator = self.config, self.accelerator

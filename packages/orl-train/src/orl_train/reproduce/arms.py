@@ -14,6 +14,7 @@ from orl_train import checkpoint
 from orl_train.config import load_config, to_dict
 from orl_train.errors import NonFiniteLossError, TrainError
 from orl_train.metrics_log import metrics_log
+from orl_train.model_folder import by_weights
 from orl_train.orl import OrlConfig, OrlRun
 from orl_train.orl.run import NoVerifiedAnswersError
 from orl_train.reproduce.files import write_json
@@ -96,14 +97,6 @@ def second_config(job: Job, recipe: Path, first: Job, start: Path) -> OrlConfig:
     return load_config(OrlConfig, recipe, {"start": str(first.model), "reference": str(start), "seed": seed})
 
 
-def fingerprint(folder: Path) -> str:
-    """Hash of a model's weights."""
-    digest = sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def settings_key(value: dict[str, Any]) -> str:
     """Hash of settings."""
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
@@ -111,9 +104,7 @@ def settings_key(value: dict[str, Any]) -> str:
 
 def arm_key(config: OrlConfig) -> str:
     """Hash of a run's settings; its models count by their weights, not by their places."""
-    models = {"start": config.start, "reference": config.reference}
-    weights = {name: fingerprint(Path(folder)) for name, folder in models.items() if folder is not None}
-    return settings_key(to_dict(config) | weights)
+    return settings_key(by_weights(config))
 
 
 def finished(job: Job, config: OrlConfig) -> dict[str, Any] | None:

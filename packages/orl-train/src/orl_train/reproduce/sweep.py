@@ -12,9 +12,10 @@ from orl_core.protocols import RolloutEngine, Verifier
 from orl_train import checkpoint
 from orl_train.engine_rollout import make_rollout
 from orl_train.evaluate import grade, summarize
+from orl_train.model_folder import fingerprint
 from orl_train.orl.config import RolloutSettings
 from orl_train.orl.start import load_model, load_tokenizer, stop_ids
-from orl_train.reproduce.arms import fingerprint, settings_key
+from orl_train.reproduce.arms import settings_key
 from orl_train.reproduce.files import write_json
 
 

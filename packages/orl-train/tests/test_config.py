@@ -4,6 +4,7 @@ import pytest
 
 from orl_core.errors import ConfigError
 from orl_train.config import build_config, load_config, to_dict
+from orl_train.orl import OrlConfig
 from orl_train.pretrain import PretrainConfig
 
 
@@ -48,7 +49,7 @@ def test_settings_survive_a_round_trip(write):
         ("steps = 7\n[model]\nstate_family = 'absorbing'", r"'absorbing'; it must be one of masked, uniform"),
         ("seed = 7", r"missing 1 required positional argument: 'steps'"),
         ("steps = 0", r"steps is 0; it must be at least 1"),
-        ("steps = 7\nprecision = 'fp8'", r"precision is 'fp8'; it must be 'no' or 'bf16'"),
+        ("steps = 7\nprecision = 'fp8'", r"precision is 'fp8'; it must be one of no, bf16"),
         ("steps = 7\n[optimizer]\nmuon_lr = 0", r"muon_lr is 0.0; it must be greater than 0"),
         ("steps = ", r"is not valid TOML"),
     ],
@@ -61,6 +62,15 @@ def test_a_mistake_is_named(write, text, message):
 def test_an_override_of_a_value_as_a_table_is_named(write):
     with pytest.raises(ConfigError, match=r"steps is no table, so steps.more cannot be set"):
         load_config(PretrainConfig, write("steps = 7"), {"steps.more": 1})
+
+
+def test_an_optional_setting_is_checked_as_the_one_that_is_not():
+    assert build_config(OrlConfig, {"start": "here", "precision": None}, "run").precision is None
+    assert build_config(OrlConfig, {"start": "here", "precision": "bf16"}, "run").precision == "bf16"
+    with pytest.raises(ConfigError, match=r"run: precision is 'fp8'; it must be one of no, bf16"):
+        build_config(OrlConfig, {"start": "here", "precision": "fp8"}, "run")
+    with pytest.raises(ConfigError, match=r"run: reference is 3; it must be of type str"):
+        build_config(OrlConfig, {"start": "here", "reference": 3}, "run")
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from orl_core.errors import ConfigError
 
 T = TypeVar("T")
+Precision = typing.Literal["no", "bf16"]  # as accelerate names them
 
 
 def load_config(cls: type[T], path: Path, overrides: dict[str, Any] | None = None) -> T:
@@ -68,6 +69,8 @@ def _table(hint: Any) -> type | None:
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
     allowed = typing.get_args(hint) or (hint,)
+    if len(allowed) == 2 and allowed[1] is type(None):
+        return None if value is None else _checked(value, allowed[0], where)
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} is {value!r}; it must be a list")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from orl_core.decoders import Decoder, EntropyBound, Threshold
 from orl_core.errors import ConfigError, require_at_least, require_range
 from orl_core.losses import OrlLossConfig
+from orl_train.config import Precision
 from orl_train.lora import LoraSettings
 from orl_train.optim import OptimizerConfig
 from orl_train.replay import ReplaySettings
@@ -93,7 +94,7 @@ class OrlConfig:
     evaluate_every: int = 20
     evaluate_problems: int = 64
     max_barren: int = 8
-    precision: str | None = None
+    precision: Precision | None = None
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     loss: OrlLossConfig = field(default_factory=OrlLossConfig)
@@ -105,7 +106,5 @@ class OrlConfig:
     def __post_init__(self) -> None:
         for name in ("updates", "save_every", "keep", "max_barren"):
             require_at_least(name, getattr(self, name), 1)
-        if self.precision not in (None, "no", "bf16"):
-            raise ConfigError(f"precision is {self.precision!r}; it must be 'no' or 'bf16'")
         require_at_least("evaluate_every", self.evaluate_every, 0)
         require_range("evaluate_problems", self.evaluate_problems, 1, 100_000)

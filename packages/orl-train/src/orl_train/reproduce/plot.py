@@ -21,6 +21,7 @@ def draw_frontier(report: dict[str, Any], path: Path) -> None:
     Raises PlotError without matplotlib.
     """
     try:
+        from matplotlib import colormaps  # pyright: ignore[reportMissingImports]
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
         from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -30,7 +31,10 @@ def draw_frontier(report: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     for number, (family, data) in enumerate(families.items(), 1):
         axes = figure.add_subplot(1, len(families), number)
+        axes.set_prop_cycle(color=colormaps["tab20"].colors)
         draw_family(axes, data)
+        for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            axis("{x:g}")
         axes.set_title(f"{family} family, dev")
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)

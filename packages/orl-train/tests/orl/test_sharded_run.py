@@ -19,8 +19,8 @@ PROGRAM = """
 import json, shutil, sys
 from pathlib import Path
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from orl_train.cli.common import end_ranks
 from orl_train.config import build_config
 from orl_train.orl import OrlConfig, OrlRun, run as loop
 from orl_train.sharding import is_sharded
@@ -59,8 +59,8 @@ else:
     assert reports == []
 run.accelerator.wait_for_everyone()
 again, _ = trained(out / "again")
-if dist.is_initialized():
-    dist.destroy_process_group()
+del run, again
+end_ranks()
 """
 
 

@@ -5,7 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from orl_train.cli.common import Tracker, fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
+from orl_train.cli.common import (
+    Tracker,
+    end_ranks,
+    fail_cleanly,
+    is_first_rank,
+    make_folder,
+    parse_overrides,
+    set_threads,
+)
 from orl_train.cli.metrics import metrics_reporter
 
 
@@ -45,3 +53,4 @@ def orl(
             model = OrlRun(settings, out, tracker=tracker).run(resume=resume, report=report)
         if is_first_rank():
             typer.echo(f"model: {model}")
+        end_ranks()

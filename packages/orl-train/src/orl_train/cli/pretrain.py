@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from orl_train.cli.common import Tracker, fail_cleanly, is_first_rank, make_folder, parse_overrides, set_threads
+from orl_train.cli.common import (
+    Tracker,
+    end_ranks,
+    fail_cleanly,
+    is_first_rank,
+    make_folder,
+    parse_overrides,
+    set_threads,
+)
 from orl_train.cli.metrics import metrics_reporter
 
 
@@ -32,3 +40,4 @@ def pretrain(
             model = run(settings, out, resume=resume, report=report, tracker=tracker)
         if is_first_rank():
             typer.echo(f"model: {model}")
+        end_ranks()

@@ -20,7 +20,7 @@ import json, shutil, sys
 from pathlib import Path
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from orl_train.cli.common import end_ranks
+from orl_train.cli.training import end_ranks
 from orl_train.config import build_config
 from orl_train.orl import OrlConfig, OrlRun, run as loop
 from orl_train.sharding import is_sharded

@@ -62,19 +62,6 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def end_ranks() -> None:
-    """Ends the process group of `accelerate launch`, if there is one, after the run was let go.
-
-    Threads of the group that live on until the interpreter ends can abort a process that had done its work.
-    """
-    import gc
-
-    from accelerate.state import PartialState
-
-    gc.collect()
-    PartialState().destroy_process_group()
-
-
 def is_first_rank() -> bool:
     """Whether this process speaks for the run; launchers number the ranks in the environment."""
     return os.environ.get("RANK", "0") == "0"

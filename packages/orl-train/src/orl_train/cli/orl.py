@@ -5,16 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from orl_train.cli.common import (
-    Tracker,
-    end_ranks,
-    fail_cleanly,
-    is_first_rank,
-    make_folder,
-    parse_overrides,
-    set_threads,
-)
-from orl_train.cli.metrics import metrics_reporter
+from orl_train.cli.common import Tracker, fail_cleanly, parse_overrides, set_threads
+from orl_train.cli.training import train
 
 
 def orl(
@@ -48,9 +40,8 @@ def orl(
         overrides |= {} if residual else {"residual": False}
         overrides |= {} if gate else {"loss.gate_entropy": 0.0}
         settings = load_config(OrlConfig, config, overrides)
-        make_folder(out)
-        with metrics_reporter(out / "metrics.jsonl", settings.updates) as report:
-            model = OrlRun(settings, out, tracker=tracker).run(resume=resume, report=report)
-        if is_first_rank():
-            typer.echo(f"model: {model}")
-        end_ranks()
+        train(
+            out,
+            settings.updates,
+            lambda report: OrlRun(settings, out, tracker=tracker).run(resume=resume, report=report),
+        )

@@ -5,16 +5,8 @@ from typing import Annotated
 
 import typer
 
-from orl_train.cli.common import (
-    Tracker,
-    end_ranks,
-    fail_cleanly,
-    is_first_rank,
-    make_folder,
-    parse_overrides,
-    set_threads,
-)
-from orl_train.cli.metrics import metrics_reporter
+from orl_train.cli.common import Tracker, fail_cleanly, parse_overrides, set_threads
+from orl_train.cli.training import train
 
 
 def pretrain(
@@ -35,9 +27,4 @@ def pretrain(
         from orl_train.pretrain import pretrain as run
 
         settings = load_config(PretrainConfig, config, parse_overrides(set_ or []))
-        make_folder(out)
-        with metrics_reporter(out / "metrics.jsonl", settings.steps) as report:
-            model = run(settings, out, resume=resume, report=report, tracker=tracker)
-        if is_first_rank():
-            typer.echo(f"model: {model}")
-        end_ranks()
+        train(out, settings.steps, lambda report: run(settings, out, resume=resume, report=report, tracker=tracker))

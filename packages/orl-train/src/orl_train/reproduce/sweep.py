@@ -36,12 +36,9 @@ class Thresholds:
 
     def rollout(self, settings: RolloutSettings) -> RolloutSettings:
         """The same rollouts, at these thresholds."""
-        stop_rule = {
-            name: value
-            for name in ("confidence_threshold", "stability_threshold")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(settings, low=self.threshold, high=self.threshold, **stop_rule)
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        threshold = given.pop("threshold")
+        return replace(settings, low=threshold, high=threshold, **given)
 
 
 def thresholds_of(summary: dict[str, Any]) -> Thresholds:
@@ -89,7 +86,7 @@ class Measurement:
 
     @property
     def at(self) -> Thresholds:
-        return thresholds_of(asdict(self))
+        return Thresholds(self.threshold, self.confidence_threshold, self.stability_threshold)
 
     def summary(self) -> dict[str, Any]:
         """All but the lists."""
